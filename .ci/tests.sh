@@ -1,0 +1,25 @@
+#!/bin/bash
+# Runs every tier that this machine can run and prints a summary by tier. Exits non-zero when one failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+python=.venv/bin/python
+failed=0
+declare -a summary
+
+tier() { # NAME COMMAND...
+    local name=$1 begin=$SECONDS verdict=passed; shift
+    printf '\n== %s: %s\n' "$name" "$*"
+    "$@" || { verdict=FAILED; failed=1; }
+    summary+=("$(printf '%-12s %-7s %4d s' "$name" "$verdict" $((SECONDS - begin)))")
+}
+
+tier rust cargo test --workspace --release --quiet
+for name in style unit contract engine integration security; do
+    [ -d "tests/$name" ] || continue
+    workers=(-n 2)
+    case $name in integration | security | engine) workers=() ;; esac
+    tier "$name" "$python" -m pytest "tests/$name" -q "${workers[@]}"
+done
+printf '\nsummary by tier\n'
+printf '  %s\n' "${summary[@]}"
+exit $failed

@@ -1,0 +1,1 @@
+"""How to call a service, one module each."""
