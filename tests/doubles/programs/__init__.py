@@ -1,0 +1,1 @@
+"""Tiny stand-ins for a node's processes, started by a real supervisord with the real command line."""
