@@ -1,0 +1,78 @@
+//! One step's arrays, copied out of Python's.
+
+use crate::errors::batch;
+use crate::sampling::Sampling;
+use numpy::{Element, PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+use std::sync::Arc;
+use tie_bones_model::batch::{Batch as Arrays, WantLogits};
+
+/// Sequences to advance.
+#[pyclass(frozen, module = "tie.bones._native")]
+pub struct Batch(pub Arrays);
+
+/// The numbers of an array of exactly this type and one dimension.
+pub fn numbers<T: Element + Copy>(field: &str, object: &Bound<'_, PyAny>) -> PyResult<Vec<T>> {
+    shaped(field, object, 1)
+}
+
+fn shaped<T: Element + Copy>(field: &str, object: &Bound<'_, PyAny>, dimensions: usize) -> PyResult<Vec<T>> {
+    let wanted = || {
+        let name = T::get_dtype(object.py()).to_string();
+        batch(format!("{field} must be a contiguous array of {name} of {dimensions} dimensions"))
+    };
+    let array = object.cast::<PyArrayDyn<T>>().map_err(|_| wanted())?;
+    if array.ndim() != dimensions {
+        return Err(wanted());
+    }
+    let array = array.try_readonly().map_err(|_| wanted())?;
+    array.as_slice().map(<[T]>::to_vec).map_err(|_| wanted())
+}
+
+fn parameters(sampling: Vec<Option<Bound<'_, Sampling>>>) -> Vec<Option<Arc<tie_bones_model::sampling::Sampling>>> {
+    sampling.into_iter().map(|entry| entry.map(|sampling| Arc::clone(&sampling.get().0))).collect()
+}
+
+#[pymethods]
+impl Batch {
+    #[new]
+    #[pyo3(signature = (
+        *, token_ids, query_lens, context_lens, block_tables, block_table_offsets, sample, sampling,
+        allowed_mask = None, want_logits = false, want_all_logits = false, poison = None
+    ))]
+    fn new(
+        token_ids: &Bound<'_, PyAny>,
+        query_lens: &Bound<'_, PyAny>,
+        context_lens: &Bound<'_, PyAny>,
+        block_tables: &Bound<'_, PyAny>,
+        block_table_offsets: &Bound<'_, PyAny>,
+        sample: &Bound<'_, PyAny>,
+        sampling: Vec<Option<Bound<'_, Sampling>>>,
+        allowed_mask: Option<&Bound<'_, PyAny>>,
+        want_logits: bool,
+        want_all_logits: bool,
+        poison: Option<(usize, f32)>,
+    ) -> PyResult<Self> {
+        let want_logits = match (want_logits, want_all_logits) {
+            (_, true) => WantLogits::All,
+            (true, false) => WantLogits::Last,
+            (false, false) => WantLogits::No,
+        };
+        Ok(Self(Arrays {
+            token_ids: numbers("token_ids", token_ids)?,
+            query_lens: numbers("query_lens", query_lens)?,
+            context_lens: numbers("context_lens", context_lens)?,
+            block_tables: numbers("block_tables", block_tables)?,
+            block_table_offsets: numbers("block_table_offsets", block_table_offsets)?,
+            sample: numbers("sample", sample)?,
+            sampling: parameters(sampling),
+            allowed_mask: allowed_mask.map(|mask| shaped("allowed_mask", mask, 2)).transpose()?,
+            want_logits,
+            poison,
+        }))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Batch of {} rows, {} tokens>", self.0.query_lens.len(), self.0.token_ids.len())
+    }
+}
