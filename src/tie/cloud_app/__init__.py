@@ -1,0 +1,1 @@
+"""tie-cloud-app: one process that serves one request and ends with it."""
