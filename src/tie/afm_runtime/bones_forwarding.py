@@ -1,0 +1,96 @@
+"""Bones as the engine loop sees it (`forwarding.Forwarding`): conversions only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tie import bones
+from tie.afm_runtime.forwarding import Logprobs, RowSampling, SamplingRules, Step, StepOutcome
+from tie.catalog.description import BundleDescription
+
+
+class BonesForwarding:
+    """One model with its block pool. The weights' descriptors are the caller's: Bones keeps its own."""
+
+    def __init__(self, described: BundleDescription, weights: Sequence[int], *, block_count: int, threads: int) -> None:
+        self._model = bones.Model(described.model.to_json(), list(weights))
+        self._engine = bones.Engine(
+            self._model,
+            block_count=block_count,
+            block_size_tokens=described.kv.block_size_tokens,
+            kv_dtype=described.kv.dtype,
+            threads=threads,
+        )
+        self._vocab_size = described.model.vocab_size
+
+    def warm(self) -> None:
+        """One block of prompt and one token: reads every weight, so that the first request waits for no page fault."""
+        length = min(self._engine.block_size_tokens, self._model.context_length)
+        self.forward(
+            Step(
+                token_ids=np.zeros(length, np.int32),
+                query_lens=np.array([length], np.int32),
+                context_lens=np.array([length], np.int32),
+                block_tables=np.zeros(1, np.int32),
+                block_table_offsets=np.array([0, 1], np.int32),
+                sample=np.ones(1, np.bool_),
+                sampling=[RowSampling(SamplingRules(), 0, np.zeros(0, np.int32), length)],
+            )
+        )
+        self.zero_blocks([0])
+
+    def forward(self, step: Step) -> StepOutcome:
+        outcome = self._engine.forward(
+            bones.Batch(
+                token_ids=step.token_ids,
+                query_lens=step.query_lens,
+                context_lens=step.context_lens,
+                block_tables=step.block_tables,
+                block_table_offsets=step.block_table_offsets,
+                sample=step.sample,
+                sampling=[None if sampling is None else _sampling(sampling) for sampling in step.sampling],
+                allowed_mask=self._allowed(step.sampling),
+            )
+        )
+        logprobs = [None if found is None else _logprobs(found) for found in outcome.logprobs]
+        return StepOutcome(outcome.tokens.tolist(), [row for row, _ in outcome.errors], logprobs)
+
+    def zero_blocks(self, blocks: Sequence[int]) -> None:
+        self._engine.zero_blocks(list(blocks))
+
+    def _allowed(self, sampling: Sequence[RowSampling | None]) -> NDArray[np.uint32] | None:
+        """A bit for each token of each row, all set but the barred ones; None when no row bars any."""
+        if not any(row is not None and row.barred for row in sampling):
+            return None
+        mask = np.full((len(sampling), -(-self._vocab_size // 32)), 0xFFFFFFFF, np.uint32)
+        for index, row in enumerate(sampling):
+            for token in row.barred if row is not None else ():
+                mask[index, token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
+        return mask
+
+
+def _sampling(row: RowSampling) -> bones.Sampling:
+    rules = row.rules
+    return bones.Sampling(
+        temperature=rules.temperature,
+        top_p=rules.top_p,
+        top_k=rules.top_k,
+        min_p=rules.min_p,
+        repetition_penalty=rules.repetition_penalty,
+        presence_penalty=rules.presence_penalty,
+        frequency_penalty=rules.frequency_penalty,
+        seed=rules.seed,
+        choice_index=row.choice,
+        logit_bias=list(rules.logit_bias),
+        history=row.history if len(row.history) else None,
+        prompt_len=row.prompt_len if len(row.history) else 0,
+        logprobs=rules.logprobs,
+    )
+
+
+def _logprobs(found: Sequence[tuple[int, float]]) -> Logprobs:
+    """Bones lists the sampled token first, then the likeliest."""
+    return Logprobs(found[0][1], tuple(token for token, _ in found[1:]), tuple(value for _, value in found[1:]))

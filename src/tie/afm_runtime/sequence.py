@@ -1,0 +1,134 @@
+"""What the engine knows of a request while it serves it. Only the engine's thread changes any of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, Protocol
+
+import numpy as np
+
+from tie.afm_runtime.decoding.stops import StopRules, StopWatch, TokenBytes
+from tie.afm_runtime.forwarding import Ids, Logprobs, RowSampling, SamplingRules
+from tie.api.afm.v1 import afm_pb2
+
+_EMPTY: Final = np.zeros(0, np.int32)
+
+
+class ReplySink(Protocol):
+    """Where a request's answers go, in order. Called by the engine's thread; returns at once."""
+
+    def token(self, choice: int, token: int, logprobs: Logprobs | None) -> None:
+        """One sampled token."""
+
+    def finish(self, finish: afm_pb2.Finish) -> None:
+        """This choice gets no more tokens."""
+
+    def close(self, usage: afm_pb2.Usage, failure: afm_pb2.Failure | None) -> None:
+        """The last word; sends the final flag. Called once."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Admitted:
+    """A request whose every value has been checked (`intake`)."""
+
+    prompt: Ids
+    rules: SamplingRules
+    stops: StopRules
+    choices: int
+    deadline: float
+    """In time.monotonic() seconds."""
+
+
+class State(Enum):
+    QUEUED = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class Request:
+    """One admitted request: its choices are sequences of their own, admitted and ended together."""
+
+    admitted: Admitted
+    replies: ReplySink
+    state: State = State.QUEUED
+    sequences: list[Sequence] = field(default_factory=list)
+    arrived: float = field(default_factory=time.monotonic)
+    first_token: float = 0.0
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(sequence.watch.count for sequence in self.sequences)
+
+
+class Sequence:
+    """One choice of a request. `tokens[:computed]` has its KV in `blocks`; `tokens[:length]` is known.
+
+    While it waits, for the first time or after it was preempted, it has no block and `computed` is 0.
+    """
+
+    __slots__ = (
+        "_plain",
+        "_table",
+        "blocks",
+        "choice",
+        "computed",
+        "is_finished",
+        "length",
+        "prompt_len",
+        "request",
+        "tokens",
+        "watch",
+    )
+
+    def __init__(self, request: Request, choice: int, block_size: int, token_bytes: TokenBytes) -> None:
+        admitted = request.admitted
+        self.request = request
+        self.choice = choice
+        self.blocks: list[int] = []
+        self._table = np.zeros(-(-(len(admitted.prompt) + admitted.stops.max_tokens) // block_size), np.int32)
+        self.prompt_len = len(admitted.prompt)
+        self.tokens = np.zeros(self.prompt_len + admitted.stops.max_tokens, np.int32)
+        self.tokens[: self.prompt_len] = admitted.prompt
+        self.length = self.prompt_len
+        self.computed = 0
+        self.is_finished = False
+        self.watch = StopWatch(admitted.stops, token_bytes)
+        self._plain = RowSampling(admitted.rules, choice, _EMPTY, self.prompt_len)
+
+    @property
+    def pending(self) -> int:
+        """Known tokens without KV: 1 while decoding."""
+        return self.length - self.computed
+
+    @property
+    def table(self) -> Ids:
+        """`blocks` as the model reads them."""
+        return self._table[: len(self.blocks)]
+
+    def grow(self, blocks: list[int]) -> None:
+        """Takes these as its next ones."""
+        self._table[len(self.blocks) : len(self.blocks) + len(blocks)] = blocks
+        self.blocks += blocks
+
+    def give_back(self) -> list[int]:
+        """Its blocks, which are no longer its own; everything would have to be computed again."""
+        blocks, self.blocks, self.computed = self.blocks, [], 0
+        return blocks
+
+    def sampling(self) -> RowSampling:
+        """For the row of this step that reaches `length`."""
+        barred = self.watch.barred
+        if not barred and not self._plain.rules.looks_back:
+            return self._plain
+        return RowSampling(self._plain.rules, self.choice, self.tokens[: self.length], self.prompt_len, barred)
+
+    def append(self, token: int) -> None:
+        self.tokens[self.length] = token
+        self.length += 1
+
+    def wipe(self) -> None:
+        """No token outlives the request in this object."""
+        self.tokens.fill(0)

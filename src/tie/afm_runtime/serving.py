@@ -1,0 +1,125 @@
+"""The runtime's parts, put together: link, intake, engine and sender, each on its thread, for one attached model.
+
+`model` hands it Triton's requests; it knows nothing of Triton itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tie.afm_runtime import intake
+from tie.afm_runtime.decoding.stops import TokenBytes
+from tie.afm_runtime.engine import Engine
+from tie.afm_runtime.forwarding import Forwarding, Ids
+from tie.afm_runtime.intake import Refused, Serves
+from tie.afm_runtime.link import LinkServer
+from tie.afm_runtime.paging import BlockPool
+from tie.afm_runtime.replies import ResponseChannel, Sender
+from tie.afm_runtime.scheduling import Limits, Scheduler
+from tie.afm_runtime.sequence import Request
+from tie.afm_runtime.tickets import Tickets
+from tie.api.afm.v1 import afm_pb2
+from tie.servicekit import logs
+
+EXIT_SUSPECT: Final = 70
+_JOIN_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A model that is ready to run: what `attach` made of the bundle, or a test of its double."""
+
+    serves: Serves
+    forwarding: Forwarding
+    token_bytes: TokenBytes
+    block_count: int
+    limits: Limits
+
+
+class IncomingTensors(Protocol):
+    """The inputs of one request; each may be None, and reading one may raise Refused."""
+
+    def tokens(self, most: int) -> Ids | None: ...
+    def params(self) -> NDArray[np.uint8] | None: ...
+    def images(self) -> NDArray[Any] | None: ...
+
+
+class Serving:
+    """Threads run from `start` to `stop`."""
+
+    def __init__(
+        self,
+        attached: Attached,
+        socket_path: Path,
+        *,
+        admitted_uids: Collection[int] = (),
+        on_suspect: Callable[[], None] | None = None,
+    ) -> None:
+        self._serves = attached.serves
+        self._tickets = Tickets()
+        self._sender = Sender()
+        pool = BlockPool(attached.block_count, attached.forwarding.zero_blocks)
+        self.scheduler: Final = Scheduler(pool, attached.limits, attached.token_bytes)
+        self._engine = Engine(
+            attached.forwarding, self.scheduler, self._sender.flush, on_suspect or (lambda: os._exit(EXIT_SUSPECT))
+        )
+        self._link = LinkServer(
+            socket_path,
+            self._tickets,
+            bundle_identity=attached.serves.bundle_identity,
+            context_length=attached.serves.longest(1),
+            admitted_uids=admitted_uids,
+        )
+        self._log = logs.logger()
+        self._threads = {
+            name: threading.Thread(target=run, name=name, daemon=True)
+            for name, run in (("engine", self._engine.run), ("sender", self._sender.run), ("link", self._link.run))
+        }
+
+    def start(self) -> None:
+        for thread in self._threads.values():
+            thread.start()
+
+    def take(self, tensors: IncomingTensors, channel: ResponseChannel) -> None:
+        """Hands one request over and returns; its answer, or its refusal, comes through `channel`."""
+        try:
+            self._take(tensors, channel)
+        except Refused as refused:
+            self._log.info("request.refused", kind=afm_pb2.FailureKind.Name(refused.failure.kind))
+            self._sender.refuse(channel, refused.failure)
+        except Exception as error:  # the edge of a request: no other one may suffer from it
+            self._log.error("request.not_taken", **logs.failure_place(error))
+            failure = afm_pb2.Failure(kind=afm_pb2.FAILURE_KIND_INTERNAL, message="the request could not be read")
+            self._sender.refuse(channel, failure)
+
+    def stop(self) -> None:
+        """What still runs is answered as draining; every answer goes out; the link closes last."""
+        self._engine.stop()
+        self._threads["engine"].join(_JOIN_S)
+        self._sender.stop()
+        self._threads["sender"].join(_JOIN_S)
+        self._link.stop()
+        self._threads["link"].join(_JOIN_S)
+
+    def _take(self, tensors: IncomingTensors, channel: ResponseChannel) -> None:
+        params = intake.parse(tensors.params())
+        ticket = intake.claim(params, self._tickets)
+        tokens = tensors.tokens(self._serves.context_length)
+        admitted = intake.admit(params, tokens, tensors.images(), self._serves)
+        outbox = self._sender.open(channel)
+        request = Request(admitted, outbox)
+
+        def abort() -> None:
+            self._engine.abort(request)
+
+        self._sender.watch(outbox, abort)
+        self._engine.submit(request)
+        self._tickets.bind(ticket, abort)
