@@ -76,7 +76,8 @@ build_bones() {
     done_before bones "${sources[@]}" && [ -n "$(ls src/tie/bones/_native*.so 2>/dev/null)" ] && .venv/bin/python -c 'import tie.cli' 2>/dev/null && return
     choose_rust
     say "building Bones in release mode with $(cargo --version) ($(command -v cargo))"
-    CARGO_TARGET_DIR="$PWD/target/maturin" VIRTUAL_ENV="$PWD/.venv" .venv/bin/maturin develop --release -q
+    CARGO_TARGET_DIR="$PWD/target/maturin" VIRTUAL_ENV="$PWD/.venv" .venv/bin/maturin develop --release --locked \
+        > build/maturin.log 2>&1 || { tail -n 40 build/maturin.log >&2; exit 1; }
     mark_done bones "${sources[@]}"
 }
 

@@ -8,6 +8,7 @@ import resource
 PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def harden() -> None:
@@ -20,6 +21,11 @@ def harden() -> None:
 def die_with_parent(signal_number: int) -> None:
     """The kernel sends `signal_number` to this process when the thread that started it ends."""
     _prctl(PR_SET_PDEATHSIG, signal_number)
+
+
+def adopt_orphans() -> None:
+    """Processes below this one whose parent ends become its children, so that it can wait for them."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def limit_cpu(seconds: int) -> None:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
-
 from tie.contracts.telemetry import FIELDS
+
+
+@contextlib.contextmanager
+def _without_rich() -> Iterator[None]:
+    """structlog loads rich wherever it is, to colour tracebacks that no daemon prints: a fifth of a process's start."""
+    found = sys.modules.get("rich")
+    sys.modules["rich"] = None  # type: ignore[assignment]  # None is Python's way to say: not to be had
+    try:
+        yield
+    finally:
+        del sys.modules["rich"]
+        if found is not None:
+            sys.modules["rich"] = found
+
+
+with _without_rich():
+    import structlog
 
 LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _FRAME: Final = frozenset({"event", "level", "time", "process", "pid"})
