@@ -122,7 +122,7 @@ fn multiply<S: Simd, R: Rows<S>>(
     if R::FLOATS || x.len() <= TALL * blocks {
         products(s, w, x, blocks, next, put);
     } else {
-        widen(s, w, blocks, wide);
+        widen(s, w, blocks, next, wide);
         products(s, Floats(split(wide, blocks)), x, blocks, &[], put);
     }
 }

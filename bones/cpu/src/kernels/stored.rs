@@ -212,12 +212,17 @@ pub fn ahead<E: bytemuck::Pod>(data: &[E], row_len: usize, first: usize) -> Line
     }
 }
 
-/// Widens four rows into `wide`.
+/// Widens four rows into `wide`; `next` is read soon.
 #[inline(always)]
-pub fn widen<S: Simd, R: Rows<S>>(s: S, w: R, blocks: usize, wide: &mut Vec<Pair<f32>>) {
+pub fn widen<S: Simd, R: Rows<S>>(s: S, w: R, blocks: usize, next: Lines<'_>, wide: &mut Vec<Pair<f32>>) {
     wide.resize(GROUP * blocks, [[0.0; LANES]; 2]);
+    let w = w.cut(blocks);
+    let mut next = next.chunks_exact(R::LINES.div_ceil(GROUP));
     for (row, out) in wide.chunks_exact_mut(blocks).enumerate() {
         for (block, pair) in out.iter_mut().enumerate() {
+            for line in next.next().unwrap_or_default() {
+                s.prefetch(line);
+            }
             let [low, high] = w.pair(s, row, block);
             s.store(low, &mut pair[0]);
             s.store(high, &mut pair[1]);
@@ -257,7 +262,7 @@ impl Kernel for WidenRow<'_> {
                 scratch.widen_scales(s, [&scale[row * blocks..(row + 1) * blocks]; GROUP], None, false);
                 let q = &cast_slice(q)[row * blocks..(row + 1) * blocks];
                 let w = Bytes { q: [q; GROUP], scale: split(&scratch.scale, blocks) };
-                widen(s, w, blocks, &mut scratch.wide);
+                widen(s, w, blocks, &[], &mut scratch.wide);
                 self.out.copy_from_slice(&cast_slice(&scratch.wide)[..blocks * BLOCK]);
             }
             View::Int4 { q, scale, min } => {
@@ -266,7 +271,7 @@ impl Kernel for WidenRow<'_> {
                 let q = &cast_slice(q)[row * blocks..(row + 1) * blocks];
                 let w =
                     Nibbles { q: [q; GROUP], scale: split(&scratch.scale, blocks), base: split(&scratch.base, blocks) };
-                widen(s, w, blocks, &mut scratch.wide);
+                widen(s, w, blocks, &[], &mut scratch.wide);
                 self.out.copy_from_slice(&cast_slice(&scratch.wide)[..blocks * BLOCK]);
             }
         }
