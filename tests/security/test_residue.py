@@ -7,10 +7,15 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from doubles.running_node import BIN, RunningNode
+
+from tie.api.inference.v1 import inference_pb2 as pb
+from tie.clients import cloudboard
+from tie.vre import Client, NodeError
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(240)]
 MARK = "zqxmarker7c1"
@@ -26,6 +31,56 @@ def requests() -> list[tuple[str, ...]]:
         (f"{MARK} " * 6000,),
         (f"{MARK}<|im_end|>", "--raw", "--max-tokens", "3"),
     ]
+
+
+def every_field() -> list[pb.InferenceRequest]:
+    """The marker in each string and bytes field of the contract, those that are refused by name included."""
+
+    def chat(**fields: Any) -> pb.InferenceRequest:
+        request = pb.InferenceRequest(**fields)
+        request.chat.messages.add(role=pb.ROLE_USER).parts.add(text=MARK)
+        request.sampling.max_tokens = 2
+        return request
+
+    key = (MARK * 3).encode()[:32]
+    image = pb.InferenceRequest(chat=pb.Chat(messages=[pb.Message(role=pb.ROLE_USER, parts=[pb.Part(image=key)])]))
+    called = pb.InferenceRequest()
+    called.chat.messages.add(
+        role=pb.ROLE_ASSISTANT, tool_call_id=MARK, tool_calls=[pb.ToolCall(id=MARK, name=MARK, arguments_json=MARK)]
+    )
+    turn = pb.Turn(turn_id=key[:16], turn_key=key, earlier=[pb.EarlierTurn(turn_id=key[:16], turn_key=key)])
+    tool = pb.Tool(name=MARK, description=MARK, parameters_json_schema=MARK)
+    constraints = [
+        pb.Constraint(json_schema=MARK),
+        pb.Constraint(regex=MARK),
+        pb.Constraint(choices=pb.ChoiceList(choices=[MARK])),
+        pb.Constraint(gbnf=MARK),
+        pb.Constraint(lark=MARK),
+        pb.Constraint(fragment=pb.GrammarFragment(grammar_id=MARK, rules=MARK)),
+    ]
+    return [
+        chat(request_id=MARK),
+        chat(adapter=MARK),
+        chat(tools=[tool]),
+        chat(tool_choice=pb.ToolChoice(name=MARK)),
+        chat(turn=turn),
+        chat(template_source=MARK),
+        chat(padding=MARK.encode()),
+        pb.InferenceRequest(template_prompt=pb.TemplatePrompt(template_id=MARK, values={MARK: MARK})),
+        pb.InferenceRequest(template_prompt=pb.TemplatePrompt(template_id="chat", values={MARK: MARK})),
+        image,
+        called,
+        *(chat(constraint=constraint) for constraint in constraints),
+    ]
+
+
+def ask_with_every_field(node: RunningNode) -> None:
+    with Client(cloudboard.read_address(node.run_dir), allow_development_attestation=True) as client:
+        for request in every_field():
+            events = list(client.ask(request, trace_id=MARK))
+            assert events
+            faults = [event for event in events if isinstance(event, NodeError)]
+            assert not [fault for fault in faults if MARK in fault.message or MARK in fault.where]
 
 
 def files_of(node: RunningNode) -> Iterator[tuple[str, bytes]]:
@@ -58,6 +113,7 @@ def test_no_marker_is_left_anywhere(own_node: RunningNode) -> None:
         error = answer.first("error") or {}
         assert MARK not in json.dumps(error), "an error repeats what the request held"
         assert MARK not in answer.errors
+    ask_with_every_field(own_node)
     status = subprocess.run(
         [str(BIN / "tie"), "status", "--run-dir", str(own_node.run_dir)], capture_output=True, timeout=30
     )
