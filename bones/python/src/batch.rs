@@ -1,8 +1,7 @@
 //! One step's arrays, copied out of Python's.
 
-use crate::errors::batch;
+use crate::arrays::{numbers, shaped};
 use crate::sampling::Sampling;
-use numpy::{Element, PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use std::sync::Arc;
 use tie_bones_model::batch::{Batch as Arrays, WantLogits};
@@ -10,24 +9,6 @@ use tie_bones_model::batch::{Batch as Arrays, WantLogits};
 /// Sequences to advance.
 #[pyclass(frozen, module = "tie.bones._native")]
 pub struct Batch(pub Arrays);
-
-/// The numbers of an array of exactly this type and one dimension.
-pub fn numbers<T: Element + Copy>(field: &str, object: &Bound<'_, PyAny>) -> PyResult<Vec<T>> {
-    shaped(field, object, 1)
-}
-
-fn shaped<T: Element + Copy>(field: &str, object: &Bound<'_, PyAny>, dimensions: usize) -> PyResult<Vec<T>> {
-    let wanted = || {
-        let name = T::get_dtype(object.py()).to_string();
-        batch(format!("{field} must be a contiguous array of {name} of {dimensions} dimensions"))
-    };
-    let array = object.cast::<PyArrayDyn<T>>().map_err(|_| wanted())?;
-    if array.ndim() != dimensions {
-        return Err(wanted());
-    }
-    let array = array.try_readonly().map_err(|_| wanted())?;
-    array.as_slice().map(<[T]>::to_vec).map_err(|_| wanted())
-}
 
 fn parameters(sampling: Vec<Option<Bound<'_, Sampling>>>) -> Vec<Option<Arc<tie_bones_model::sampling::Sampling>>> {
     sampling.into_iter().map(|entry| entry.map(|sampling| Arc::clone(&sampling.get().0))).collect()

@@ -1,5 +1,6 @@
 //! Python's view of Bones: converts, releases the GIL, maps errors, stops panics. It decides nothing.
 
+mod arrays;
 mod batch;
 mod engine;
 mod errors;

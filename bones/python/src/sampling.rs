@@ -1,6 +1,6 @@
 //! Sampling parameters of one sequence.
 
-use crate::batch::numbers;
+use crate::arrays::numbers;
 use crate::errors::batch;
 use pyo3::prelude::*;
 use std::sync::Arc;
