@@ -55,9 +55,10 @@ class Arm:
     first_token: list[float] = field(default_factory=list)
     per_token: list[float] = field(default_factory=list)
 
-    def add(self, begin: float, arrivals: list[float]) -> None:
+    def add(self, begin: float, arrivals: list[float], tokens: int) -> None:
+        """Times by tokens, not by arrivals: several tokens may share a message when a stage is behind."""
         self.first_token.append((arrivals[0] - begin) * 1e3)
-        self.per_token.append((arrivals[-1] - arrivals[0]) / (len(arrivals) - 1) * 1e3)
+        self.per_token.append((arrivals[-1] - arrivals[0]) / (tokens - 1) * 1e3)
 
 
 @contextmanager
@@ -140,10 +141,8 @@ def measure(bundle: Path, threads: int, rounds: int, tokens: int) -> tuple[Arm, 
             alone = direct.run(prompt, tokens)
             if turn < 2:
                 continue  # the first rounds fault pages in
-            # Several tokens may share a message when a stage is behind: time by tokens, not by messages.
-            whole.first_token.append((arrivals[0] - begin) * 1e3)
-            whole.per_token.append((arrivals[-1] - arrivals[0]) / (tokens - 1) * 1e3)
-            straight.add(*alone)
+            whole.add(begin, arrivals, tokens)
+            straight.add(*alone, tokens)
             print(f"  round {turn - 1:2d}: node {latest(whole)}   direct {latest(straight)}", flush=True)
         return whole, straight, stage_medians(run_dir, rounds)
 
