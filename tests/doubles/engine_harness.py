@@ -12,7 +12,7 @@ from doubles.scripted_engine import ScriptedEngine
 
 from tie.afm_runtime.decoding.stops import StopRules
 from tie.afm_runtime.engine import Engine
-from tie.afm_runtime.forwarding import Logprobs, SamplingRules
+from tie.afm_runtime.forwarding import NO_ADAPTER, Logprobs, SamplingRules
 from tie.afm_runtime.paging import BlockPool
 from tie.afm_runtime.scheduling import Scheduler
 from tie.afm_runtime.sequence import Admitted, Request
@@ -83,6 +83,7 @@ class Harness:
         ending_ids: Sequence[int] = (scripted_engine.EOS,),
         choices: int = 1,
         deadline: float | None = None,
+        adapter: int = NO_ADAPTER,
         **rules: Any,
     ) -> Answer:
         answer = Answer()
@@ -92,6 +93,7 @@ class Harness:
             StopRules(max_tokens, min_tokens, frozenset(ending_ids), tuple(stops)),
             choices,
             time.monotonic() + 60 if deadline is None else deadline,
+            adapter,
         )
         answer.request = Request(admitted, answer)
         self.engine.submit(answer.request)

@@ -106,8 +106,9 @@ def weights_in(weights: Weights, form: str) -> Weights:
 
 
 def _model_values(model: ModelDescription) -> dict[str, Any]:
-    prefix = model.architecture
-    return {
+    prefix, kind = model.architecture, model.kind_of(0)
+    assert kind.rope is not None, "a file of these architectures has a rotary embedding"
+    values = {
         "general.architecture": (STRING, model.architecture),
         f"{prefix}.block_count": (U32, model.layer_count),
         f"{prefix}.context_length": (U32, model.context_length),
@@ -118,9 +119,12 @@ def _model_values(model: ModelDescription) -> dict[str, Any]:
         f"{prefix}.attention.key_length": (U32, model.head_dim),
         f"{prefix}.attention.value_length": (U32, model.head_dim),
         f"{prefix}.attention.layer_norm_rms_epsilon": (F32, model.norm_eps),
-        f"{prefix}.rope.freq_base": (F32, model.rope.theta),
-        f"{prefix}.rope.dimension_count": (U32, model.rope.rotary_dim),
+        f"{prefix}.rope.freq_base": (F32, kind.rope.theta),
+        f"{prefix}.rope.dimension_count": (U32, kind.rope.rotary_dim),
     }
+    if kind.window is not None:
+        values[f"{prefix}.attention.sliding_window"] = (U32, kind.window)
+    return values
 
 
 def _tensor(name: str, values: npt.NDArray[np.float32], model: ModelDescription, form: str) -> Tensor:

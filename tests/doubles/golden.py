@@ -1,4 +1,4 @@
-"""What the reference implementation computed, and the models it computed it for.
+"""What the reference implementation computed for the models of `golden_cases` and for SmolLM2.
 
 The files are made by tests/data/make_golden.py. A tiny model is not stored: its weights follow from its seed.
 """
@@ -12,45 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from doubles.tiny_model import tiny_model
-
-from tie.catalog.description import (
-    LinearScaling,
-    Llama3Scaling,
-    ModelDescription,
-    Rope,
-    YarnScaling,
-)
+from doubles.golden_cases import TINY_CASES as TINY_CASES
 
 DIRECTORY: Final = Path(__file__).resolve().parents[1] / "data" / "golden"
 
-_VOCAB: Final = 160
-# Positions of the golden prompts pass the scalings' original lengths, so that every branch of each is taken.
-TINY_CASES: Final[dict[str, ModelDescription]] = {
-    "grouped": tiny_model(vocab_size=_VOCAB),
-    "tied": tiny_model(vocab_size=_VOCAB, kv_heads=4, head_dim=32, tied_embeddings=True),
-    "one-kv-head": tiny_model(vocab_size=_VOCAB, hidden_size=96, kv_heads=1, head_dim=64),
-    "head-80": tiny_model(vocab_size=_VOCAB, hidden_size=96, query_heads=6, kv_heads=3, head_dim=80, norm_eps=1e-6),
-    "head-128": tiny_model(vocab_size=_VOCAB, query_heads=8, kv_heads=1, head_dim=128, layer_count=1),
-    "nine-three": tiny_model(
-        vocab_size=_VOCAB,
-        hidden_size=144,
-        query_heads=9,
-        kv_heads=3,
-        layer_count=4,
-        rope=Rope(500_000.0, 16),
-        tied_embeddings=True,
-    ),
-    "uneven-width": tiny_model(vocab_size=_VOCAB, hidden_size=72, intermediate_size=100),
-    "linear": tiny_model(vocab_size=_VOCAB, rope=Rope(10_000.0, 16, LinearScaling(4.0))),
-    "llama3": tiny_model(vocab_size=_VOCAB, head_dim=32, rope=Rope(500_000.0, 32, Llama3Scaling(8.0, 1.0, 4.0, 32))),
-    "yarn": tiny_model(vocab_size=_VOCAB, head_dim=32, rope=Rope(10_000.0, 32, YarnScaling(4.0, 16, 32.0, 1.0))),
-    "yarn-attention-factor": tiny_model(
-        vocab_size=_VOCAB, head_dim=64, rope=Rope(100_000.0, 64, YarnScaling(8.0, 32, 16.0, 2.0, 1.25))
-    ),
-    "mistral": tiny_model(vocab_size=_VOCAB, architecture="mistral", head_dim=32, rope=Rope(1_000_000.0, 32)),
-    "qwen2": tiny_model(vocab_size=_VOCAB, architecture="qwen2", attention_bias=True, tied_embeddings=True),
-}
 TINY_SEED: Final = 2026
 
 

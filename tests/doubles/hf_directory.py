@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from doubles.hf_config import config_of
+from doubles.hf_names import their_weights
 from doubles.tiny_model import CHAT_TEMPLATE, tiny_weights, tokenizer_file
 from safetensors.numpy import save_file
 
@@ -18,11 +20,17 @@ Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
 def make_hf_directory(
-    directory: Path, model: ModelDescription, seed: int = 0, *, shards: int = 1, half: bool = False
+    directory: Path,
+    model: ModelDescription,
+    seed: int = 0,
+    *,
+    shards: int = 1,
+    half: bool = False,
+    sentencepiece: bytes | None = None,
 ) -> Path:
-    """`half` stores matrices as f16."""
+    """`half` stores matrices as f16; the tokenizer is byte-level BPE unless a `tokenizer.model` is given."""
     directory.mkdir()
-    weights = {their_name(name): values for name, values in tiny_weights(model, seed).items()}
+    weights = their_weights(model, tiny_weights(model, seed))
     stored = {name: w.astype(np.float16) if half and w.ndim == 2 else w for name, w in weights.items()}
     if shards == 1:
         save_file(dict(stored), directory / "model.safetensors")
@@ -34,38 +42,13 @@ def make_hf_directory(
         directory / "tokenizer_config.json",
         {"bos_token": "<|im_start|>", "eos_token": {"content": "<|endoftext|>"}, "chat_template": CHAT_TEMPLATE},
     )
-    (directory / "tokenizer.json").write_bytes(tokenizer_file("byte_bpe"))
+    if sentencepiece is None:
+        (directory / "tokenizer.json").write_bytes(tokenizer_file("byte_bpe"))
+    else:
+        (directory / "tokenizer.model").write_bytes(sentencepiece)
+        names = {"bos_token": "<s>", "eos_token": "</s>"}
+        write_json(directory / "tokenizer_config.json", names | {"chat_template": CHAT_TEMPLATE})
     return directory
-
-
-def config_of(model: ModelDescription) -> dict[str, Any]:
-    config: dict[str, Any] = {
-        "architectures": [f"{model.architecture.capitalize()}ForCausalLM"],
-        "model_type": model.architecture,
-        "hidden_act": "silu",
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.intermediate_size,
-        "num_hidden_layers": model.layer_count,
-        "num_attention_heads": model.query_heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "vocab_size": model.vocab_size,
-        "max_position_embeddings": model.context_length,
-        "rms_norm_eps": model.norm_eps,
-        "tie_word_embeddings": model.tied_embeddings,
-        "eos_token_id": 2,
-        "rope_theta": model.rope.theta,
-        "torch_dtype": "float32",
-        "transformers_version": "4.40.0",
-        "rope_scaling": None,
-    }
-    scaling = model.to_table()["rope"]["scaling"]
-    if scaling["kind"] != "none":
-        rope = {key: value for key, value in scaling.items() if key != "kind"} | {"rope_type": scaling["kind"]}
-        if "original_context_length" in rope:
-            rope["original_max_position_embeddings"] = rope.pop("original_context_length")
-        config["rope_scaling"] = rope
-    return config
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -74,20 +57,6 @@ def write_json(path: Path, values: Any) -> None:
 
 def change_json(path: Path, **changes: Any) -> None:
     write_json(path, json.loads(path.read_text()) | changes)
-
-
-def their_name(name: str) -> str:
-    if name == "lm_head.weight":
-        return name
-    for ours, theirs in (
-        ("embed.", "embed_tokens."),
-        ("attn_norm.", "input_layernorm."),
-        ("mlp_norm.", "post_attention_layernorm."),
-        *((f"attn.{part}.", f"self_attn.{part}_proj.") for part in "qkvo"),
-        *((f"mlp.{part}.", f"mlp.{part}_proj.") for part in ("gate", "up", "down")),
-    ):
-        name = name.replace(ours, theirs)
-    return f"model.{name}"
 
 
 def _save_shards(directory: Path, stored: Arrays, shards: int) -> None:

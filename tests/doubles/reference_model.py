@@ -1,4 +1,5 @@
-"""A decoder of the Llama family in a page of numpy, computed from a bundle: slow, plain, and independent of Bones.
+"""A decoder of every family that `ModelDescription` can express, in a page of numpy, computed from a bundle: slow,
+plain, and independent of Bones.
 
 It shows that an import kept a model's meaning, where the reference implementation is only present as golden files.
 """
@@ -7,46 +8,67 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from tie.bundling.packing import unpack
 from tie.bundling.quantise import decode
 from tie.catalog.bundle import Bundle
-from tie.catalog.description import LinearScaling, Llama3Scaling, ModelDescription, YarnScaling
-from tie.catalog.layout import PARTS
+from tie.catalog.description import ModelDescription
+from tie.catalog.layout import PARTS, expected_tensors
+from tie.catalog.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from tie.catalog.safetensors_header import Tensor
 
 Array = npt.NDArray[np.float32]
-_DTYPES = {"F32": "<f4", "BF16": "<u2", "F16": "<f2", "I8": "i1", "U8": "u1"}
+Rounding = Callable[[Array], Array]
+_DTYPES = {"F32": "<f4", "BF16": "<u2", "F16": "<f2", "U8": "u1"}
 
 
 def read_weights(bundle: Bundle) -> dict[str, Array]:
     """Every tensor of the model in f32, by its name."""
     stored = {name: (file.fd, tensor) for file in bundle.weights for name, tensor in file.tensors.items()}
     weights: dict[str, Array] = {}
-    for name, form in bundle.forms.items():
-        parts = {suffix: _array(*stored[name + suffix]) for suffix, _, _ in PARTS[form]}
-        is_vector = next(iter(parts.values())).ndim == 1
-        weights[name] = parts[""].astype(np.float32) if is_vector else decode(parts, form)
+    for expected in expected_tensors(bundle.description.model):
+        form = bundle.forms[expected.name]
+        parts = {part.suffix: _array(*stored[expected.name + part.suffix]) for part in PARTS[form]}
+        is_matrix = expected.is_matrix
+        weights[expected.name] = decode(unpack(parts, form, expected.shape) if is_matrix else parts, form)
     return weights
 
 
-def logits(model: ModelDescription, weights: dict[str, Array], tokens: Sequence[int]) -> Array:
-    """After each of the tokens: `[tokens, vocabulary]`."""
-    x = weights["embed.weight"][list(tokens)]
-    cos, sin = _rotation(model, len(tokens))
+def _exact(x: Array) -> Array:
+    return x
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    weights: dict[str, Array]
+    rounded: Rounding
+
+    def __getitem__(self, name: str) -> Array:
+        return self.weights[name]
+
+    def linear(self, name: str, x: Array) -> Array:
+        result: Array = self.rounded(x) @ self[f"{name}.weight"].T + self.weights.get(f"{name}.bias", np.float32(0))
+        return result
+
+
+def logits(
+    model: ModelDescription, weights: dict[str, Array], tokens: Sequence[int], rounded: Rounding = _exact
+) -> Array:
+    """After each of the tokens: `[tokens, vocabulary]`. `rounded` is what a matrix makes of its input."""
+    x = weights["embed.weight"][list(tokens)] * np.float32(model.embedding_scale)
     for index in range(model.layer_count):
-        layer = {name.removeprefix(f"layers.{index}."): w for name, w in weights.items()}
-        x = x + _attention(model, layer, _norm(x, layer["attn_norm.weight"], model.norm_eps), cos, sin)
-        inner = _norm(x, layer["mlp_norm.weight"], model.norm_eps)
-        gate = inner @ layer["mlp.gate.weight"].T
-        gate = gate / (1 + np.exp(-gate)) * (inner @ layer["mlp.up.weight"].T)
-        x = x + gate @ layer["mlp.down.weight"].T
+        layer = _Layer({name.removeprefix(f"layers.{index}."): w for name, w in weights.items()}, rounded)
+        mixed = _attention(model, index, layer, _norm(x, layer["attn_norm.weight"], model.norm_eps))
+        x = x + (_norm(mixed, layer["attn_post_norm.weight"], model.norm_eps) if model.post_norms else mixed)
+        turned = _mlp(model, layer, _norm(x, layer["mlp_norm.weight"], model.norm_eps))
+        x = x + (_norm(turned, layer["mlp_post_norm.weight"], model.norm_eps) if model.post_norms else turned)
     head = weights["embed.weight" if model.tied_embeddings else "lm_head.weight"]
-    result: Array = _norm(x, weights["norm.weight"], model.norm_eps) @ head.T
-    return result
+    return _capped(rounded(_norm(x, weights["norm.weight"], model.norm_eps)) @ head.T, model.logit_softcap)
 
 
 def _array(fd: int, tensor: Tensor) -> npt.NDArray[np.generic]:
@@ -59,22 +81,41 @@ def _norm(x: Array, weight: Array, eps: float) -> Array:
     return result
 
 
-def _attention(model: ModelDescription, layer: dict[str, Array], x: Array, cos: Array, sin: Array) -> Array:
+def _capped(x: Array, cap: float | None) -> Array:
+    return x if cap is None else np.float32(cap) * np.tanh(x / np.float32(cap))
+
+
+def _mlp(model: ModelDescription, layer: _Layer, x: Array) -> Array:
+    gate = layer.linear("mlp.gate", x)
+    if model.activation == "silu":
+        gate = gate / (1 + np.exp(-gate))
+    else:
+        gate = gate / 2 * (1 + np.tanh(np.float32((2 / np.pi) ** 0.5) * (gate + np.float32(0.044715) * gate**3)))
+    return layer.linear("mlp.down", gate * layer.linear("mlp.up", x))
+
+
+def _attention(model: ModelDescription, index: int, layer: _Layer, x: Array) -> Array:
+    kind = model.kind_of(index)
+
     def heads(name: str, count: int) -> Array:
-        projected = x @ layer[f"attn.{name}.weight"].T + layer.get(f"attn.{name}.bias", np.float32(0))
-        result: Array = projected.reshape(len(x), count, model.head_dim).swapaxes(0, 1)
+        result: Array = layer.linear(f"attn.{name}", x).reshape(len(x), count, model.head_dim).swapaxes(0, 1)
         return result
 
-    q = _rotate(heads("q", model.query_heads), cos, sin)
-    k = _rotate(heads("k", model.kv_heads), cos, sin)
+    def placed(name: str, count: int) -> Array:
+        projected = heads(name, count)
+        if model.qk_norm:
+            projected = _norm(projected, layer[f"attn.{name}_norm.weight"], model.norm_eps)
+        return projected if kind.rope is None else _rotate(projected, *_rotation(kind.rope, len(x)))
+
     group = model.query_heads // model.kv_heads
-    k, v = k.repeat(group, axis=0), heads("v", model.kv_heads).repeat(group, axis=0)
-    scores = q @ k.swapaxes(1, 2) / np.float32(model.head_dim**0.5)
-    scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
+    q = placed("q", model.query_heads)
+    k, v = (values.repeat(group, axis=0) for values in (placed("k", model.kv_heads), heads("v", model.kv_heads)))
+    scores = _capped(q @ k.swapaxes(1, 2) * np.float32(model.score_scale), model.attention_softcap)
+    is_seen = np.tri(len(x), dtype=bool) & ~np.tri(len(x), k=-(kind.window or len(x)), dtype=bool)
+    scores = np.where(is_seen, scores, -np.inf)
     scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
     mixed = (scores / scores.sum(axis=-1, keepdims=True)) @ v
-    result: Array = mixed.swapaxes(0, 1).reshape(len(x), -1) @ layer["attn.o.weight"].T
-    return result
+    return layer.linear("attn.o", mixed.swapaxes(0, 1).reshape(len(x), -1))
 
 
 def _rotate(x: Array, cos: Array, sin: Array) -> Array:
@@ -83,16 +124,16 @@ def _rotate(x: Array, cos: Array, sin: Array) -> Array:
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
 
-def _rotation(model: ModelDescription, count: int) -> tuple[Array, Array]:
-    frequencies, magnitude = _frequencies(model)
+def _rotation(rope: Rope, count: int) -> tuple[Array, Array]:
+    frequencies, magnitude = _frequencies(rope)
     angles = np.arange(count)[:, None] * frequencies
     return (np.cos(angles) * magnitude).astype(np.float32), (np.sin(angles) * magnitude).astype(np.float32)
 
 
-def _frequencies(model: ModelDescription) -> tuple[npt.NDArray[np.float64], float]:
-    dim, theta = model.rope.rotary_dim, model.rope.theta
+def _frequencies(rope: Rope) -> tuple[npt.NDArray[np.float64], float]:
+    dim, theta = rope.rotary_dim, rope.theta
     plain = theta ** -(np.arange(0, dim, 2) / dim)
-    match model.rope.scaling:
+    match rope.scaling:
         case LinearScaling(factor):
             return plain / factor, 1.0
         case Llama3Scaling(factor, low, high, original):

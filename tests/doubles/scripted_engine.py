@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from tie.afm_runtime.forwarding import Logprobs, RowSampling, Step, StepOutcome
+from tie.afm_runtime.forwarding import NO_ADAPTER, Logprobs, RowSampling, Step, StepOutcome
 from tie.afm_runtime.intake import Serves
 from tie.afm_runtime.scheduling import Limits
 from tie.afm_runtime.serving import Attached
@@ -34,6 +34,7 @@ SLOW = 904
 IDENTITY = bytes(range(32))
 CONTEXT = 256
 BLOCK = 4
+ADAPTERS = ("formal", "terse")
 EMPTY = -7
 
 
@@ -59,12 +60,13 @@ class ScriptedEngine:
             raise RuntimeError("scripted")
         if any(context[0] == SLOW for context in contexts):
             time.sleep(0.01)
+        adapters = _adapters(step)
         tokens, failed = [], []
         logprobs: list[Logprobs | None] = []
         for row, (context, sampling) in enumerate(zip(contexts, step.sampling, strict=True)):
             assert (sampling is not None) == bool(step.sample[row])
             bad = context[0] == NOT_FINITE and sampling is not None
-            token = -1 if sampling is None or bad else next_token(context, sampling)
+            token = -1 if sampling is None or bad else next_token(context, sampling, adapters[row])
             failed += [row] if bad else []
             tokens.append(token)
             wants = sampling is not None and sampling.rules.logprobs is not None and not bad
@@ -91,7 +93,16 @@ class ScriptedEngine:
         return contexts
 
 
-def next_token(context: Sequence[int], sampling: RowSampling) -> int:
+def _adapters(step: Step) -> list[int]:
+    if step.adapters is None:
+        return [NO_ADAPTER] * len(step.query_lens)
+    found: list[int] = step.adapters.tolist()
+    assert len(found) == len(step.query_lens)
+    assert NO_ADAPTER < max(found) < len(ADAPTERS), "given where a row has one, and only then"
+    return found
+
+
+def next_token(context: Sequence[int], sampling: RowSampling, adapter: int = NO_ADAPTER) -> int:
     """What the scripted model answers to `context`, prompt and completion so far."""
     command, done = context[0], len(context) - sampling.prompt_len
     if command == ECHO:
@@ -100,7 +111,7 @@ def next_token(context: Sequence[int], sampling: RowSampling) -> int:
     if command in {NEVER_ENDS, SLOW}:
         return 5
     seed = (sampling.rules.seed, sampling.choice, len(context)) if sampling.rules.temperature > 0 else ()
-    digest = zlib.crc32(repr((list(context), seed)).encode())
+    digest = zlib.crc32(repr((list(context), seed, adapter)).encode())
     return 10 + digest % 800
 
 
@@ -115,7 +126,9 @@ class SpelledTokens:
 
 
 def serves(block_count: int = 128, max_choices: int = 8, *, has_token_bytes: bool = True) -> Serves:
-    return Serves(IDENTITY, VOCAB, CONTEXT, block_count, BLOCK, max_choices, frozenset({EOS}), has_token_bytes)
+    return Serves(
+        IDENTITY, VOCAB, CONTEXT, block_count, BLOCK, max_choices, frozenset({EOS}), has_token_bytes, ADAPTERS
+    )
 
 
 def attached(

@@ -1,168 +1,147 @@
-//! The order of operations of a Llama-family decoder.
+//! The order of operations of a decoder, as one rank performs its share of it.
 
-use crate::backend::Backend;
-use crate::description::{Activation, Description};
-use crate::rope::RopeTable;
-use crate::weights::{LayerSpec, WeightTable};
+use crate::backend::{Backend, Linear};
+use crate::batch::StepPlan;
+use crate::description::Activation;
+use crate::exchange::Place;
+use crate::layer::{Layer, Pass};
+use crate::model::Model;
+use crate::parallel::Shard;
+use crate::rope;
 
-/// A decoder whose weights are on a device.
+/// A rank's share of a decoder, its weights on a device.
 pub struct Decoder<B: Backend> {
-    embed: B::Matrix,
-    norm: B::Vector,
-    head: Option<B::Matrix>,
+    place: Place,
+    /// The first stage's, where `head` does not double as it.
+    embed: Option<B::Matrix>,
     layers: Vec<Layer<B>>,
-    rope: B::Rope,
-    eps: f32,
+    /// The last stage's: norm and head.
+    end: Option<(B::Vector, Linear<B>)>,
+    ropes: Vec<B::Rope>,
+    embedding_scale: f32,
+    logit_softcap: Option<f32>,
     activation: Activation,
-}
-
-struct Layer<B: Backend> {
-    attn_norm: B::Vector,
-    qkv: [B::Matrix; 3],
-    qkv_bias: Option<[B::Vector; 3]>,
-    o: B::Matrix,
-    mlp_norm: B::Vector,
-    gate: B::Matrix,
-    up: B::Matrix,
-    down: B::Matrix,
+    eps: f32,
 }
 
 /// Activations of a step, kept between steps so that nothing is allocated while serving.
 pub struct Workspace<B: Backend> {
     /// The residual stream.
-    x: B::Tensor,
-    normed: B::Tensor,
-    qkv: [B::Tensor; 3],
-    attended: B::Tensor,
-    projected: B::Tensor,
-    gate: B::Tensor,
-    up: B::Tensor,
+    pub(crate) x: B::Tensor,
+    /// What the next linear layers read.
+    pub(crate) operand: B::Operand,
+    pub(crate) qkv: B::Tensor,
+    pub(crate) attended: B::Tensor,
+    /// Output of attention or MLP, where it is not added at once.
+    pub(crate) projected: B::Tensor,
+    /// Gate and up, where they are not combined at once.
+    pub(crate) wide: B::Tensor,
+    pub(crate) gated: B::Tensor,
+    /// The residual stream of the tokens whose logits are wanted.
     last: B::Tensor,
-    /// Output of the head.
-    pub logits: B::Tensor,
+    /// The rank's part of their logits, where ranks share the vocabulary.
+    part: B::Tensor,
+    logits: B::Tensor,
 }
 
 impl<B: Backend> Workspace<B> {
-    /// Empty tensors of the widths that a model needs.
-    pub fn new(backend: &B, d: &Description) -> Result<Self, B::Error> {
-        let kv = || backend.tensor(d.kv_width());
+    /// Empty tensors of the widths that a rank needs.
+    pub fn new(backend: &B, model: &Model, shard: &Shard) -> Result<Self, B::Error> {
+        let (hidden, heads) = (model.description.hidden_size, shard.heads);
         Ok(Self {
-            x: backend.tensor(d.hidden_size)?,
-            normed: backend.tensor(d.hidden_size)?,
-            qkv: [backend.tensor(d.query_width())?, kv()?, kv()?],
-            attended: backend.tensor(d.query_width())?,
-            projected: backend.tensor(d.hidden_size)?,
-            gate: backend.tensor(d.intermediate_size)?,
-            up: backend.tensor(d.intermediate_size)?,
-            last: backend.tensor(d.hidden_size)?,
-            logits: backend.tensor(d.vocab_size)?,
-        })
-    }
-
-    fn resize(&mut self, backend: &B, tokens: usize) -> Result<(), B::Error> {
-        let [q, k, v] = &mut self.qkv;
-        let (x, normed, attended, projected) = (&mut self.x, &mut self.normed, &mut self.attended, &mut self.projected);
-        for tensor in [x, normed, q, k, v, attended, projected, &mut self.gate, &mut self.up] {
-            backend.resize(tensor, tokens)?;
-        }
-        Ok(())
-    }
-}
-
-impl<B: Backend> Layer<B> {
-    fn load(backend: &B, spec: &LayerSpec) -> Result<Self, B::Error> {
-        let [q, k, v] = &spec.qkv;
-        let qkv_bias = match &spec.qkv_bias {
-            None => None,
-            Some([q, k, v]) => Some([backend.upload_vector(q)?, backend.upload_vector(k)?, backend.upload_vector(v)?]),
-        };
-        Ok(Self {
-            attn_norm: backend.upload_vector(&spec.attn_norm)?,
-            qkv: [backend.upload_matrix(q)?, backend.upload_matrix(k)?, backend.upload_matrix(v)?],
-            qkv_bias,
-            o: backend.upload_matrix(&spec.o)?,
-            mlp_norm: backend.upload_vector(&spec.mlp_norm)?,
-            gate: backend.upload_matrix(&spec.gate)?,
-            up: backend.upload_matrix(&spec.up)?,
-            down: backend.upload_matrix(&spec.down)?,
+            x: backend.tensor(hidden)?,
+            operand: backend.operand()?,
+            qkv: backend.tensor((heads.query + 2 * heads.kv) * heads.dim)?,
+            attended: backend.tensor(heads.query * heads.dim)?,
+            projected: backend.tensor(hidden)?,
+            wide: backend.tensor(2 * shard.columns.len())?,
+            gated: backend.tensor(shard.columns.len())?,
+            last: backend.tensor(hidden)?,
+            part: backend.tensor(shard.vocab.len())?,
+            logits: backend.tensor(model.description.vocab_size)?,
         })
     }
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Prepares the weights of a model.
-    pub fn load(backend: &B, description: &Description, table: &WeightTable) -> Result<Self, B::Error> {
+    /// Uploads a rank's share of a model.
+    pub fn load(backend: &B, model: &Model, shard: &Shard) -> Result<Self, B::Error> {
+        let (d, table, place) = (&model.description, &model.weights, shard.place);
+        let head = table.head.as_ref().unwrap_or(&table.embed);
+        let end = place.is_last().then(|| {
+            let weight = backend.upload_matrix(&head.part(shard.vocab.clone(), 0..d.hidden_size))?;
+            Ok((backend.upload_vector(&table.norm)?, Linear { weight, bias: None }))
+        });
+        let head_embeds = d.tied_embeddings && place.is_last() && place.tensor_ranks == 1;
+        let embed = (place.is_first() && !head_embeds).then(|| backend.upload_matrix(&table.embed));
         Ok(Self {
-            embed: backend.upload_matrix(&table.embed)?,
-            norm: backend.upload_vector(&table.norm)?,
-            head: table.head.as_ref().map(|spec| backend.upload_matrix(spec)).transpose()?,
-            layers: table.layers.iter().map(|spec| Layer::load(backend, spec)).collect::<Result<_, _>>()?,
-            rope: backend.upload_rope(&RopeTable::new(&description.rope))?,
-            eps: description.norm_eps,
-            activation: description.activation,
+            place,
+            embed: embed.transpose()?,
+            layers: shard.layers.clone().map(|i| Layer::load(backend, model, shard, i)).collect::<Result<_, _>>()?,
+            end: end.transpose()?,
+            ropes: rope::tables(d).iter().map(|table| backend.upload_rope(table)).collect::<Result<_, _>>()?,
+            embedding_scale: d.embedding_scale,
+            logit_softcap: d.logit_softcap,
+            activation: d.activation,
+            eps: d.norm_eps,
         })
     }
 
     /// Rotary frequencies on the device.
-    pub fn rope(&self) -> &B::Rope {
-        &self.rope
+    pub fn ropes(&self) -> &[B::Rope] {
+        &self.ropes
     }
 
-    /// Advances the residual stream of `tokens` tokens through all layers, extending the cache.
+    /// Advances the residual stream of a step's tokens through the rank's layers, extending the cache.
     pub fn advance(
         &self,
         backend: &B,
-        step: &B::Step,
-        tokens: usize,
+        (step, plan): (&B::Step, &StepPlan),
         work: &mut Workspace<B>,
         cache: &mut B::Cache,
     ) -> Result<(), B::Error> {
-        work.resize(backend, tokens)?;
-        backend.embed(step, &self.embed, &mut work.x)?;
-        for (index, layer) in self.layers.iter().enumerate() {
-            self.attend(backend, step, (index, layer), work, cache)?;
-            self.feed_forward(backend, layer, work)?;
+        let is_split = self.place.tensor_ranks > 1;
+        let pass = Pass { backend, step, plan, activation: self.activation, eps: self.eps, is_split };
+        for tensor in [&mut work.x, &mut work.attended, &mut work.gated] {
+            backend.resize(tensor, plan.tokens.len())?;
         }
-        Ok(())
+        if self.place.is_first() {
+            let head = self.end.as_ref().map(|(_, head)| &head.weight);
+            let table = self.embed.as_ref().or(head).expect("load gave the first stage one or the other");
+            backend.embed(step, table, self.embedding_scale, &mut work.x)?;
+        } else {
+            backend.receive(&mut work.x)?;
+        }
+        for (index, layer) in self.layers.iter().enumerate() {
+            layer.attend(&pass, index, work, cache)?;
+            layer.feed_forward(&pass, work)?;
+        }
+        if self.place.is_last() { Ok(()) } else { backend.send(&work.x) }
     }
 
-    /// Logits of the given tokens, into `work.logits`.
-    pub fn head(&self, backend: &B, rows: &[u32], work: &mut Workspace<B>) -> Result<(), B::Error> {
-        backend.resize(&mut work.last, rows.len())?;
-        backend.resize(&mut work.normed, rows.len())?;
-        backend.resize(&mut work.logits, rows.len())?;
-        backend.gather(&work.x, rows, &mut work.last)?;
-        backend.rms_norm(&work.last, &self.norm, self.eps, &mut work.normed)?;
-        backend.linear(&work.normed, self.head.as_ref().unwrap_or(&self.embed), None, &mut work.logits)
-    }
-
-    fn attend(
+    /// Logits of the given tokens, which the sampling rank gets; nothing to do before the last stage.
+    pub fn head<'a>(
         &self,
         backend: &B,
-        step: &B::Step,
-        (index, layer): (usize, &Layer<B>),
-        work: &mut Workspace<B>,
-        cache: &mut B::Cache,
-    ) -> Result<(), B::Error> {
-        backend.rms_norm(&work.x, &layer.attn_norm, self.eps, &mut work.normed)?;
-        for (part, out) in work.qkv.iter_mut().enumerate() {
-            let bias = layer.qkv_bias.as_ref().map(|biases| &biases[part]);
-            backend.linear(&work.normed, &layer.qkv[part], bias, out)?;
+        rows: &[u32],
+        work: &'a mut Workspace<B>,
+    ) -> Result<Option<&'a mut B::Tensor>, B::Error> {
+        let Some((norm, head)) = &self.end else { return Ok(None) };
+        let is_split = self.place.tensor_ranks > 1;
+        backend.resize(&mut work.last, rows.len())?;
+        backend.gather(&work.x, rows, &mut work.last)?;
+        backend.prepare_normed(&work.last, norm, self.eps, &[&head.weight], &mut work.operand)?;
+        let part = if is_split { &mut work.part } else { &mut work.logits };
+        backend.linear(&work.operand, &[head], part)?;
+        if let Some(cap) = self.logit_softcap {
+            backend.softcap(part, cap)?;
         }
-        backend.rope_and_write_kv(step, index, &mut work.qkv, cache)?;
-        backend.paged_attention(step, index, &work.qkv[0], cache, &mut work.attended)?;
-        backend.linear(&work.attended, &layer.o, None, &mut work.projected)?;
-        backend.add(&mut work.x, &work.projected)
-    }
-
-    fn feed_forward(&self, backend: &B, layer: &Layer<B>, work: &mut Workspace<B>) -> Result<(), B::Error> {
-        backend.rms_norm(&work.x, &layer.mlp_norm, self.eps, &mut work.normed)?;
-        backend.linear(&work.normed, &layer.gate, None, &mut work.gate)?;
-        backend.linear(&work.normed, &layer.up, None, &mut work.up)?;
-        match self.activation {
-            Activation::Silu => backend.gated_silu(&mut work.gate, &work.up)?,
+        if is_split {
+            if self.place.is_sampler() {
+                backend.resize(&mut work.logits, rows.len())?;
+            }
+            backend.gather_columns(&work.part, &mut work.logits)?;
         }
-        backend.linear(&work.gate, &layer.down, None, &mut work.projected)?;
-        backend.add(&mut work.x, &work.projected)
+        Ok(self.place.is_sampler().then_some(&mut work.logits))
     }
 }

@@ -1,11 +1,14 @@
-//! One model, one cache, one device: executes batches.
+//! One model and its cache over one or many ranks: executes batches.
 
-use crate::backend::{Backend, CacheShape, KvDtype, SampleRow};
-use crate::batch::{Batch, BatchError, Limits, StepPlan, WantLogits};
-use crate::decoder::{Decoder, Workspace};
-use crate::description::Description;
+use crate::backend::{Backend, CacheShape, KvDtype};
+use crate::batch::{Batch, BatchError, Limits};
+use crate::crew::Crew;
+use crate::exchange::Link;
+use crate::model::Model;
+use crate::parallel::shards;
+use crate::rank::{Finish, Finished, Rank, Work};
 use crate::sampler::RowFault;
-use crate::weights::WeightTable;
+use std::sync::Arc;
 
 /// Why an engine did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -22,11 +25,36 @@ pub enum EngineError<E> {
         fault: String,
     },
     /// The device's fault.
-    #[error("backend: {0}")]
-    Backend(E),
+    #[error("engine rank {rank}: {error}")]
+    Backend {
+        /// Which rank.
+        rank: usize,
+        /// What its device says.
+        error: E,
+    },
+    /// A defect: a rank panicked.
+    #[error("engine rank {rank}: internal fault")]
+    Panicked {
+        /// Which rank.
+        rank: usize,
+    },
+    /// A rank failed in an earlier call.
+    #[error("engine is unusable: rank {rank} failed earlier")]
+    Failed {
+        /// Which rank.
+        rank: usize,
+    },
+    /// A rank's thread could not be started.
+    #[error("engine rank {rank}: cannot start its thread: {source}")]
+    Thread {
+        /// Which rank.
+        rank: usize,
+        /// Why.
+        source: std::io::Error,
+    },
 }
 
-/// Size and type of the cache, and what tests may do.
+/// Size and type of the cache, ranks, and what tests may do.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
     /// Blocks of the KV cache.
@@ -35,6 +63,10 @@ pub struct EngineOptions {
     pub block_size_tokens: usize,
     /// Type of keys and values.
     pub kv_dtype: KvDtype,
+    /// Ranks that share each layer.
+    pub tensor_parallel: usize,
+    /// Stages that share the layers.
+    pub pipeline_parallel: usize,
     /// Whether batches may carry faults.
     pub fault_injection: bool,
 }
@@ -52,167 +84,101 @@ pub struct Outcome {
     pub logits: Option<Vec<f32>>,
 }
 
-/// A model ready to execute.
+/// A model ready to execute. After a rank has failed it refuses every call.
 pub struct Engine<B: Backend> {
-    backend: B,
-    decoder: Decoder<B>,
-    work: Workspace<B>,
-    cache: B::Cache,
-    limits: Limits,
+    pub(crate) crew: Crew<B>,
+    pub(crate) limits: Limits,
+    /// Bytes of a block on each rank.
+    pub(crate) block_bytes: Vec<usize>,
+    /// The rank that samples.
+    sampler: usize,
+}
+
+impl<E> EngineError<E> {
+    /// Whether the call was wrong rather than the engine.
+    pub fn is_callers_fault(&self) -> bool {
+        matches!(self, Self::Batch(_) | Self::Argument { .. })
+    }
 }
 
 impl<B: Backend> Engine<B> {
-    /// Loads the weights onto the device and allocates the cache.
+    /// Makes a backend for each rank, loads its share of the weights onto it and allocates its cache.
     pub fn new(
-        backend: B,
-        description: &Description,
-        table: &WeightTable,
-        options: EngineOptions,
+        model: &Model,
+        options: &EngineOptions,
+        mut backend: impl FnMut(Link) -> Result<B, B::Error>,
     ) -> Result<Self, EngineError<B::Error>> {
-        let EngineOptions { block_count, block_size_tokens, kv_dtype, fault_injection } = options;
-        in_range("block_count", block_count, 1 << 24)?;
-        in_range("block_size_tokens", block_size_tokens, 1024)?;
-        let shape = CacheShape {
-            block_count,
-            block_size_tokens,
-            layer_count: description.layer_count,
-            kv_heads: description.kv_heads,
-            head_dim: description.head_dim,
-            dtype: kv_dtype,
-        };
-        let limits = Limits {
-            vocab_size: description.vocab_size,
-            context_length: description.context_length,
-            block_count,
-            block_size_tokens,
-            fault_injection,
-        };
-        Ok(Self {
-            decoder: Decoder::load(&backend, description, table).map_err(EngineError::Backend)?,
-            work: Workspace::new(&backend, description).map_err(EngineError::Backend)?,
-            cache: backend.cache(&shape).map_err(EngineError::Backend)?,
-            backend,
-            limits,
-        })
+        let limits = limits(model, options)?;
+        let (tensor, pipeline) = (options.tensor_parallel, options.pipeline_parallel);
+        let shards = shards(&model.description, tensor, pipeline)
+            .map_err(|error| EngineError::Argument { field: error.field, fault: error.fault })?;
+        let mut ranks = Vec::new();
+        for (shard, link) in shards.iter().zip(Link::connect(pipeline, tensor)) {
+            let shape = CacheShape {
+                block_count: options.block_count,
+                block_size_tokens: options.block_size_tokens,
+                layer_count: shard.layers.len(),
+                kv_heads: shard.heads.kv,
+                head_dim: shard.heads.dim,
+                dtype: options.kv_dtype,
+            };
+            let rank = backend(link.clone()).and_then(|backend| Rank::load(backend, model, shard, &shape));
+            let rank = rank.map_err(|error| EngineError::Backend { rank: shard.place.rank(), error })?;
+            ranks.push((link, rank));
+        }
+        let block_bytes = ranks.iter().map(|(_, rank)| rank.block_bytes()).collect();
+        Ok(Self { crew: Crew::start(ranks)?, limits, block_bytes, sampler: (pipeline - 1) * tensor })
     }
 
-    /// Bytes of one block in [`Self::read_blocks`].
+    /// Bytes of one block in [`Self::read_blocks`]: every rank's, in their order.
     pub fn block_bytes(&self) -> usize {
-        self.backend.block_bytes(&self.cache)
+        self.block_bytes.iter().sum()
     }
 
     /// Executes one step: advances every row, then samples those that ask for it.
     pub fn forward(&mut self, batch: &Batch) -> Result<Outcome, EngineError<B::Error>> {
-        let plan = batch.plan(&self.limits)?;
-        self.execute(batch, plan).map_err(EngineError::Backend)
-    }
-
-    fn execute(&mut self, batch: &Batch, plan: StepPlan) -> Result<Outcome, B::Error> {
-        let rows = plan.rows.len();
-        let wanted = wanted_logits(batch, &plan);
-        let last: Vec<usize> = plan.rows.iter().map(|r| r.first_token + r.query_len - 1).collect();
-        let contexts: Vec<usize> = plan.rows.iter().map(|r| r.context_len).collect();
-        let tokens = plan.tokens.len();
-        let step = self.backend.upload_step(plan, self.decoder.rope())?;
-        self.decoder.advance(&self.backend, &step, tokens, &mut self.work, &mut self.cache)?;
-        let mut outcome =
-            Outcome { tokens: vec![-1; rows], errors: Vec::new(), logprobs: vec![None; rows], logits: None };
-        if wanted.is_empty() {
-            return Ok(outcome);
-        }
-        self.decoder.head(&self.backend, &wanted, &mut self.work)?;
-        // `wanted` ascends and holds the last token of every row that is sampled.
-        let logits_row = |row: usize| wanted.binary_search(&(last[row] as u32)).ok();
-        if let Some((row, value)) = batch.poison {
-            if let Some(at) = logits_row(row) {
-                self.backend.poke(&mut self.work.logits, at, 0, value)?;
-            }
-        }
-        if batch.want_logits != WantLogits::No {
-            outcome.logits = Some(self.backend.download(&self.work.logits)?);
-        }
-        let sampled: Vec<usize> = (0..rows).filter(|&row| batch.sample[row]).collect();
-        let requests = sampled.iter().filter_map(|&row| {
-            Some(SampleRow {
-                logits_row: logits_row(row)?,
-                position: contexts[row] as u32,
-                sampling: batch.sampling[row].clone()?,
-                allowed: batch.allowed(row, self.limits.vocab_size).map(<[u32]>::to_vec),
-            })
-        });
-        self.sample(&sampled, requests.collect(), &mut outcome)?;
-        Ok(outcome)
-    }
-
-    fn sample(&mut self, sampled: &[usize], rows: Vec<SampleRow>, outcome: &mut Outcome) -> Result<(), B::Error> {
-        let mut samples = self.backend.upload_samples(rows)?;
-        self.backend.sample(&mut self.work.logits, &mut samples)?;
-        for (&row, drawn) in sampled.iter().zip(self.backend.download_samples(samples)?) {
-            match drawn {
-                Ok(drawn) => {
-                    outcome.tokens[row] = drawn.token as i32;
-                    outcome.logprobs[row] = drawn.logprobs;
-                }
-                Err(fault) => outcome.errors.push((row, fault)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Zeroes blocks.
-    pub fn zero_blocks(&mut self, ids: &[i64]) -> Result<(), EngineError<B::Error>> {
-        let ids = self.blocks(ids)?;
-        self.backend.zero_blocks(&mut self.cache, &ids).map_err(EngineError::Backend)
-    }
-
-    /// The bytes of blocks, one after another.
-    pub fn read_blocks(&self, ids: &[i64]) -> Result<Vec<u8>, EngineError<B::Error>> {
-        let ids = self.blocks(ids)?;
-        let mut bytes = vec![0; ids.len() * self.block_bytes()];
-        self.backend.read_blocks(&self.cache, &ids, &mut bytes).map_err(EngineError::Backend)?;
-        Ok(bytes)
-    }
-
-    /// Overwrites blocks with bytes that [`Self::read_blocks`] gave.
-    pub fn write_blocks(&mut self, ids: &[i64], bytes: &[u8]) -> Result<(), EngineError<B::Error>> {
-        let ids = self.blocks(ids)?;
-        let want = ids.len() * self.block_bytes();
-        if bytes.len() != want {
-            let fault = format!("has {} bytes, {} blocks need {want}", bytes.len(), ids.len());
-            return Err(EngineError::Argument { field: "buffer", fault });
-        }
-        self.backend.write_blocks(&mut self.cache, &ids, bytes).map_err(EngineError::Backend)
-    }
-
-    fn blocks(&self, ids: &[i64]) -> Result<Vec<u32>, EngineError<B::Error>> {
-        let mut seen = std::collections::HashSet::new();
-        let count = self.limits.block_count;
-        ids.iter()
-            .enumerate()
-            .map(|(place, &id)| {
-                if usize::try_from(id).is_ok_and(|id| id < count) && seen.insert(id) {
-                    return Ok(id as u32);
-                }
-                let fault = format!("entry {place} is {id}, must be 0 to {} and occur once", count - 1);
-                Err(EngineError::Argument { field: "ids", fault })
-            })
-            .collect()
+        let work = Arc::new(Work::new(batch, batch.plan(&self.limits)?));
+        let mut finish = Some(Finish::new(batch, &work, &self.limits));
+        let answers = self.crew.run(|rank| {
+            let (work, finish) = (Arc::clone(&work), finish.take_if(|_| rank == self.sampler));
+            move |rank: &mut Rank<B>| rank.step(&work, finish)
+        })?;
+        Ok(outcome(batch, answers.into_iter().flatten().next()))
     }
 }
 
-fn in_range<E>(field: &'static str, value: usize, high: usize) -> Result<(), EngineError<E>> {
-    match value {
-        1.. if value <= high => Ok(()),
-        _ => Err(EngineError::Argument { field, fault: format!("is {value}, must be 1 to {high}") }),
+fn limits<E>(model: &Model, options: &EngineOptions) -> Result<Limits, EngineError<E>> {
+    let EngineOptions { block_count, block_size_tokens, fault_injection, .. } = *options;
+    for (field, value, high) in [("block_count", block_count, 1 << 24), ("block_size_tokens", block_size_tokens, 1024)]
+    {
+        if !(1..=high).contains(&value) {
+            return Err(EngineError::Argument { field, fault: format!("is {value}, must be 1 to {high}") });
+        }
     }
+    Ok(Limits {
+        vocab_size: model.description.vocab_size,
+        context_length: model.description.context_length,
+        block_count,
+        block_size_tokens,
+        adapter_count: model.adapters.len(),
+        fault_injection,
+    })
 }
 
-/// Tokens whose logits are computed, ascending.
-fn wanted_logits(batch: &Batch, plan: &StepPlan) -> Vec<u32> {
-    if batch.want_logits == WantLogits::All {
-        return (0..plan.tokens.len() as u32).collect();
+fn outcome(batch: &Batch, finished: Option<Finished>) -> Outcome {
+    let rows = batch.sample.len();
+    let mut outcome = Outcome { tokens: vec![-1; rows], errors: Vec::new(), logprobs: vec![None; rows], logits: None };
+    let Some(Finished { drawn, logits }) = finished else { return outcome };
+    outcome.logits = logits;
+    let sampled = (0..rows).filter(|&row| batch.sample[row]);
+    for (row, drawn) in sampled.zip(drawn) {
+        match drawn {
+            Ok(drawn) => {
+                outcome.tokens[row] = drawn.token as i32;
+                outcome.logprobs[row] = drawn.logprobs;
+            }
+            Err(fault) => outcome.errors.push((row, fault)),
+        }
     }
-    let wants = |row: usize| batch.sample[row] || batch.want_logits == WantLogits::Last;
-    let rows = plan.rows.iter().enumerate().filter(|(row, _)| wants(*row));
-    rows.map(|(_, r)| (r.first_token + r.query_len - 1) as u32).collect()
+    outcome
 }

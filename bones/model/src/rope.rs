@@ -1,6 +1,8 @@
-//! Frequencies of the rotary position embedding.
+//! Frequencies of the rotary position embedding, and which layers turn by which.
 
-use crate::description::{Rope, Scaling};
+use crate::backend::Attention;
+use crate::description::Description;
+use crate::kinds::{Rope, Scaling};
 use std::f64::consts::TAU;
 
 /// Angle per token of each rotating pair, and what cosine and sine are multiplied by.
@@ -34,6 +36,24 @@ impl RopeTable {
         };
         let frequencies = frequencies.into_iter().map(|f: f64| f as f32).collect();
         Self { frequencies, attention_factor: attention_factor as f32 }
+    }
+}
+
+/// The tables of a model, one for each kind of attention that turns, in the order of the kinds' names.
+pub fn tables(description: &Description) -> Vec<RopeTable> {
+    description.attention.values().filter_map(|kind| kind.rope.as_ref()).map(RopeTable::new).collect()
+}
+
+/// How a layer attends; its table is counted as in [`tables`].
+pub fn attention(description: &Description, layer: usize) -> Attention {
+    let (name, kind) = description.kind(layer);
+    let before = description.attention.iter().take_while(|(other, _)| other.as_str() != name);
+    let tables_before = before.filter(|(_, kind)| kind.rope.is_some()).count();
+    Attention {
+        scale: description.attention_scale.unwrap_or_else(|| (description.head_dim as f32).powf(-0.5)),
+        softcap: description.attention_softcap,
+        window: kind.window,
+        rope: kind.rope.is_some().then_some(tables_before),
     }
 }
 

@@ -1,6 +1,6 @@
 """Decides in which form each tensor of a source is stored, and converts it chunk by chunk.
 
-`as-is` keeps every number: block-quantised rows are repacked bit for bit, bf16 stays bf16, and f16, which no kernel
+`as-is` keeps every number: block-quantised rows keep every bit, bf16 stays bf16, and f16, which no kernel
 reads, becomes f32. A requested type is applied to matrices; what is already in it is kept bit for bit too. Vectors are
 always f32.
 """
@@ -14,7 +14,7 @@ from tie.bundling import quantise
 from tie.bundling.errors import SourceRejected
 from tie.bundling.quantise import F32, NotFinite, Stored
 from tie.bundling.source import Raw, SourceForm, SourceTensor
-from tie.catalog.layout import BLOCK, Form
+from tie.catalog.layout import BLOCK, PANEL, Form, panels_of
 
 Requested = Literal["as-is", "f32", "bf16", "int8", "int4"]
 
@@ -49,17 +49,16 @@ def target_form(tensor: SourceTensor, requested: Requested) -> Form:
 
 
 def converted(tensor: SourceTensor, form: Form) -> Iterator[tuple[int, Stored]]:
-    """(first row, rows in `form`) until the tensor is complete."""
-    step = max(1, _CHUNK_ELEMENTS // tensor.shape[-1])
-    if tensor.row_order is not None:
-        step = tensor.rows  # gathered from all over the tensor, which is read whole
+    """(first row, rows in `form`) until the tensor is complete; whole panels each, save the last."""
+    step = panels_of(max(1, _CHUNK_ELEMENTS // tensor.shape[-1])) * PANEL
     for begin in range(0, tensor.rows, step):
         raw = tensor.read(begin, min(begin + step, tensor.rows))
         try:
             stored = unpack(raw, tensor.form)
             _check_finite(stored)
-            if KEPT[tensor.form] != form:
-                stored = quantise.encode(quantise.decode(stored, KEPT[tensor.form]), form)
+            if KEPT[tensor.form] != form or tensor.adds:
+                summed = quantise.decode(stored, KEPT[tensor.form]) + np.float32(tensor.adds)
+                stored = quantise.encode(summed, form)
         except NotFinite:
             fault = f"tensor {tensor.name} holds NaN, an infinity or more than {form} can hold"
             raise SourceRejected(tensor.file, fault) from None
@@ -92,7 +91,8 @@ def unpack(raw: Raw, form: SourceForm) -> Stored:
 
 def numbers(tensor: SourceTensor) -> F32:
     """A whole tensor in f32; for the small ones that an import has to look into."""
-    return quantise.decode(unpack(tensor.read(0, tensor.rows), tensor.form), KEPT[tensor.form])
+    stored = unpack(tensor.read(0, tensor.rows), tensor.form)
+    return quantise.decode(stored, KEPT[tensor.form]) + np.float32(tensor.adds)
 
 
 def _check_finite(stored: Stored) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 
 from tie.bundling.errors import SourceRejected
 from tie.bundling.quantise import F32
-from tie.catalog.description import (
-    LAYOUT,
+from tie.catalog.attention import GLOBAL
+from tie.catalog.bounds import (
     MAX_CONTEXT,
     MAX_FACTOR,
     MAX_HEAD_DIM,
@@ -22,19 +22,14 @@ from tie.catalog.description import (
     MAX_LAYERS,
     MAX_THETA,
     MAX_VOCAB,
-    LinearScaling,
-    Llama3Scaling,
-    ModelDescription,
-    NoScaling,
-    Rope,
-    RopeScaling,
-    YarnScaling,
-    parse_model,
 )
+from tie.catalog.description import LAYOUT, ModelDescription, parse_model
+from tie.catalog.rope import LinearScaling, Llama3Scaling, NoScaling, RopeScaling, YarnScaling
 from tie.catalog.tables import Table
 
 ARCHITECTURES: Final = ("llama", "qwen2")
 _DEFAULT_THETA: Final = 10_000.0
+_WINDOW: Final = "attention.sliding_window"
 _KV_HEADS: Final = "attention.head_count_kv"
 # The released Llama 3 models differ in `factor` only; the file keeps none of the four, just what they amount to.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
@@ -54,7 +49,7 @@ def read_model(
     *,
     vocab_size: int,
     tied_embeddings: bool,
-    attention_bias: bool,
+    qkv_bias: bool,
     rope_divisors: F32 | None,
 ) -> ModelDescription:
     """`rope_divisors` is the tensor rope_freqs, by which Llama 3 files divide each frequency."""
@@ -66,6 +61,8 @@ def read_model(
     heads = table.integer("attention.head_count", 1, MAX_HEADS)
     head_dim = _head_dim(table, hidden, heads)
     kv_heads = table.integer(_KV_HEADS, 1, MAX_HEADS) if table.has(_KV_HEADS) else heads
+    context = table.integer("context_length", 1, MAX_CONTEXT)
+    rope = _rope(table, architecture, head_dim, rope_divisors)
     model = {
         "architecture": architecture,
         "layout": LAYOUT,
@@ -77,12 +74,14 @@ def read_model(
         "kv_heads": kv_heads,
         "head_dim": head_dim,
         "vocab_size": vocab_size,
-        "context_length": table.integer("context_length", 1, MAX_CONTEXT),
+        "context_length": context,
         "norm_eps": shortest(table.number("attention.layer_norm_rms_epsilon", 1e-12, 1e-1)),
         "tied_embeddings": tied_embeddings,
-        "attention_bias": attention_bias,
         "activation": "silu",
-        "rope": _rope(table, architecture, head_dim, rope_divisors),
+        "qkv_bias": qkv_bias,
+        **dict.fromkeys(("output_bias", "mlp_bias", "qk_norm", "post_norms"), False),
+        "layer_pattern": [GLOBAL],
+        "attention": {GLOBAL: _window(table, architecture, context) | {"rope": rope}},
     }
     table.finish()
     return parse_model(model, file)
@@ -113,21 +112,28 @@ def _head_dim(table: Table, hidden: int, heads: int) -> int:
     return head_dim
 
 
+def _window(table: Table, architecture: str, context: int) -> dict[str, int]:
+    """Files of Mistral models are llama files; their window is every layer's. Which of Qwen2's have one is not told."""
+    if architecture != "llama" or not table.has(_WINDOW):
+        return {}
+    window = table.integer(_WINDOW, 0, MAX_CONTEXT)
+    return {"window": window} if 0 < window < context else {}
+
+
 def _rope(table: Table, architecture: str, head_dim: int, divisors: F32 | None) -> dict[str, Any]:
     theta = shortest(table.number("rope.freq_base", 1.0, MAX_THETA)) if table.has("rope.freq_base") else _DEFAULT_THETA
     rotary_dim = table.integer("rope.dimension_count", 2, head_dim) if table.has("rope.dimension_count") else head_dim
-    if architecture == "llama" and rotary_dim != head_dim:
+    if architecture == "llama" and rotary_dim != head_dim:  # nor does anything else read such a file
         raise table.refusal("rope.dimension_count", f"is {rotary_dim}, not the head's {head_dim}")
     scaling = _scaling(table)
     if divisors is not None:
         if not isinstance(scaling, NoScaling):
             raise table.refusal("rope.scaling.type", "is set beside a tensor rope_freqs")
         scaling = _llama3(table, divisors, theta, rotary_dim)
-    rope = Rope(theta, rotary_dim, scaling)
     fields = {name: getattr(scaling, name) for name in scaling.__dataclass_fields__}
     return {
-        "theta": rope.theta,
-        "rotary_dim": rope.rotary_dim,
+        "theta": theta,
+        "rotary_dim": rotary_dim,
         "scaling": {name: value for name, value in fields.items() if value is not None},
     }
 

@@ -78,7 +78,7 @@ def _read(path: Path, fd: int) -> Source:
         header.values,
         vocab_size=embedding.shape[0],
         tied_embeddings="lm_head.weight" not in found,
-        attention_bias=has_bias,
+        qkv_bias=has_bias,
         rope_divisors=_numbers(file, fd, divisors) if divisors is not None else None,
     )
     tensors = {

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -10,31 +10,16 @@ from typing import Any, Final
 from tie.bundling.errors import SourceRejected
 from tie.bundling.hf_files import check_plain_name, read_bytes, read_object, read_table, set_keys
 from tie.bundling.hf_model import CONFIG, read_model
+from tie.bundling.hf_tensors import TensorReader
 from tie.bundling.hf_tokenizer import read_tokenizer
-from tie.bundling.source import Source, SourceForm, SourceTensor, model_tensors
-from tie.catalog.safetensors_header import Tensor, read_header
+from tie.bundling.source import Source, SourceTensor, model_tensors
+from tie.catalog.safetensors_header import read_header
 
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _MAX_INDEX_BYTES: Final = 64 * 1024 * 1024
 _MAX_SHARDS: Final = 1024
 _MAX_TEMPLATE_BYTES: Final = 1024 * 1024
-
-_NAMES: Final[Mapping[str, str]] = {
-    "model.embed_tokens.weight": "embed.weight",
-    "model.norm.weight": "norm.weight",
-    "lm_head.weight": "lm_head.weight",
-}
-_LAYER: Final = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,3})\.(.+)")
-_LAYER_NAMES: Final[Mapping[str, str]] = {
-    "input_layernorm.weight": "attn_norm.weight",
-    "post_attention_layernorm.weight": "mlp_norm.weight",
-    **{f"self_attn.{name}_proj.weight": f"attn.{name}.weight" for name in "qkvo"},
-    **{f"self_attn.{name}_proj.bias": f"attn.{name}.bias" for name in "qkv"},
-    **{f"mlp.{name}_proj.weight": f"mlp.{name}.weight" for name in ("gate", "up", "down")},
-}
-_DERIVED: Final = "self_attn.rotary_emb.inv_freq"  # old files keep what follows from the configuration
-_FORMS: Final[Mapping[str, SourceForm]] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
 @contextmanager
@@ -43,12 +28,13 @@ def open_hugging_face(directory: Path) -> Iterator[Source]:
     config = read_object(directory, CONFIG)
     if config is None:
         raise SourceRejected(CONFIG, "is missing")
-    model, notes = read_model(config)
+    model, family, notes = read_model(config)
     with ExitStack() as stack:
-        tensors = _tensors(directory, stack)
+        tensors = _tensors(directory, TensorReader(family, model), stack)
         if model.tied_embeddings and tensors.pop("lm_head.weight", None) is not None:
             notes = (*notes, "lm_head.weight is left out: the configuration ties it to the embedding")
-        tokenizer = read_tokenizer(directory, set_keys(config))
+        text = config[family.text_key] if family.text_key is not None else {}
+        tokenizer = read_tokenizer(directory, set_keys(text) | set_keys(config), model.vocab_size)
         template, more = _template(directory)
         yield Source(
             _bundle_name(directory),
@@ -60,7 +46,7 @@ def open_hugging_face(directory: Path) -> Iterator[Source]:
         )
 
 
-def _tensors(directory: Path, stack: ExitStack) -> dict[str, SourceTensor]:
+def _tensors(directory: Path, reader: TensorReader, stack: ExitStack) -> dict[str, SourceTensor]:
     tensors: dict[str, SourceTensor] = {}
     for file, expected in _shards(directory).items():
         fd = _open(directory, file)
@@ -69,12 +55,10 @@ def _tensors(directory: Path, stack: ExitStack) -> dict[str, SourceTensor]:
         if expected is not None and header.tensors.keys() != expected:
             raise SourceRejected(file, f"does not hold exactly the tensors that {_INDEX} says")
         for name, tensor in header.tensors.items():
-            ours = _our_name(file, name)
-            if ours is None:
-                continue
-            if ours in tensors:
-                raise SourceRejected(file, f"tensor {name} is given twice")
-            tensors[ours] = _source_tensor(ours, tensor, file, fd)
+            for ours in reader.read(tensor, file, fd):
+                if ours.name in tensors:
+                    raise SourceRejected(file, f"tensor {name} is given twice")
+                tensors[ours.name] = ours
     return tensors
 
 
@@ -103,23 +87,6 @@ def _open(directory: Path, file: str) -> int:
         return os.open(directory / file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise SourceRejected(file, f"cannot be opened: {error.strerror}") from error
-
-
-def _our_name(file: str, name: str) -> str | None:
-    layer = _LAYER.fullmatch(name)
-    if layer and layer[2] == _DERIVED:
-        return None
-    ours = _LAYER_NAMES.get(layer[2]) if layer else _NAMES.get(name)
-    if ours is None:
-        raise SourceRejected(file, f"tensor {name} is not one that the model family has")
-    return f"layers.{layer[1]}.{ours}" if layer else ours
-
-
-def _source_tensor(name: str, tensor: Tensor, file: str, fd: int) -> SourceTensor:
-    form = _FORMS.get(tensor.dtype)
-    if form is None:
-        raise SourceRejected(file, f"tensor {tensor.name} is {tensor.dtype}; only F32, F16 and BF16 are imported")
-    return SourceTensor(name, tensor.shape, form, file, fd, tensor.offset)
 
 
 def _template(directory: Path) -> tuple[str | None, tuple[str, ...]]:

@@ -2,6 +2,9 @@
 
 What a tokenizer.json would add by itself (a first token, padding, truncation) is taken out of it and, as far as it is
 the beginning-of-sequence token, told in the bundle's description: a request process adds it, once.
+
+Tokens that other files add to a SentencePiece model are not imported: where the model could meet one, the source is
+refused. One that the model has no row for, or that stands for an image, no text can meet.
 """
 
 import json
@@ -15,16 +18,18 @@ import sentencepiece
 from tie.bundling.errors import SourceRejected
 from tie.bundling.hf_files import MAX_TOKENIZER_BYTES, read_bytes, read_table
 from tie.bundling.source import TokenizerAsset
-from tie.catalog.description import MAX_VOCAB
+from tie.catalog.bounds import MAX_VOCAB
 
 _CONFIG: Final = "tokenizer_config.json"
 _JSON: Final = "tokenizer.json"
 _MODEL: Final = "tokenizer.model"
+_ADDED: Final = "added_tokens.json"
 
 IdOf = Callable[[str], int | None]
 
 
-def read_tokenizer(directory: Path, model_config: dict[str, Any]) -> TokenizerAsset:
+def read_tokenizer(directory: Path, model_config: dict[str, Any], vocab_size: int) -> TokenizerAsset:
+    """`vocab_size` is the model's: a token that is added beyond it is none."""
     config = read_table(directory, _CONFIG) or {}
     values = read_table(directory, _JSON, MAX_TOKENIZER_BYTES)
     if values is not None and _is_byte_level(values):
@@ -36,7 +41,9 @@ def read_tokenizer(directory: Path, model_config: dict[str, Any]) -> TokenizerAs
     data = read_bytes(directory, _MODEL, MAX_TOKENIZER_BYTES)
     if data is None:
         raise SourceRejected(_JSON, f"is missing or not byte-level BPE, and there is no {_MODEL}")
-    id_of = _piece_ids(directory, data, config)
+    needless = (model_config.get("image_token_index"), model_config.get("image_token_id"))
+    added = [number for number in _added(directory, config) if number < vocab_size and number not in needless]
+    id_of = _piece_ids(data, added)
     bos = _bos(config, model_config, id_of)
     add_bos = config.get("add_bos_token", True) is not False
     return TokenizerAsset(
@@ -74,19 +81,26 @@ def _json_ids(values: dict[str, Any]) -> IdOf:
     return ids.get
 
 
-def _piece_ids(directory: Path, data: bytes, config: dict[str, Any]) -> IdOf:
+def _added(directory: Path, config: dict[str, Any]) -> Iterator[int]:
+    """Numbers of the tokens that files beside a SentencePiece model add to it, or only describe."""
+    decoder = config.get("added_tokens_decoder", {})
+    if not isinstance(decoder, dict) or not all(re.fullmatch("[0-9]{1,9}", number) for number in decoder):
+        raise SourceRejected(_CONFIG, "key added_tokens_decoder is not a table by token")
+    for number in (read_table(directory, _ADDED) or {}).values():
+        if type(number) is not int:
+            raise SourceRejected(_ADDED, "has a token whose number is no integer")
+        yield number
+    yield from map(int, decoder)
+
+
+def _piece_ids(data: bytes, added: list[int]) -> IdOf:
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(data)
     except RuntimeError:
         raise SourceRejected(_MODEL, "is not a SentencePiece model") from None
     count = int(processor.GetPieceSize())
-    decoder = config.get("added_tokens_decoder", {})
-    added = read_table(directory, "added_tokens.json") or {}
-    if not isinstance(decoder, dict) or not all(re.fullmatch("[0-9]{1,9}", number) for number in decoder):
-        raise SourceRejected(_CONFIG, "key added_tokens_decoder is not a table by token")
-    numbers = [*added.values(), *map(int, decoder)]
-    if any(type(number) is not int or number >= count for number in numbers):
+    if any(number >= count for number in added):
         raise SourceRejected(_MODEL, f"has {count} pieces, but other files add tokens to it, which is not imported")
 
     def id_of(piece: str) -> int | None:

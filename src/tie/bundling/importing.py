@@ -1,8 +1,8 @@
 """`tie import`: a source, converted and written as a bundle. Says what it does while it works."""
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, cast
@@ -17,6 +17,7 @@ from tie.bundling.convert import Requested
 from tie.bundling.errors import ImportRefused, SourceRejected
 from tie.bundling.gguf_source import open_gguf
 from tie.bundling.hf_source import open_hugging_face
+from tie.bundling.peft_adapter import planned_adapter
 from tie.bundling.quantise import Stored
 from tie.bundling.signing import SigningKey
 from tie.bundling.source import Source, SourceTensor
@@ -32,6 +33,7 @@ from tie.catalog.description import (
 )
 from tie.catalog.errors import BundleRejected
 from tie.catalog.layout import Form
+from tie.catalog.manifest import MAX_ADAPTERS
 
 CHAT_TEMPLATE: Final = "chat"
 BLOCK_SIZE_TOKENS: Final = 16
@@ -46,6 +48,8 @@ class Wanted:
     name: str | None = None
     release: str = "1"
     force: bool = False
+    adapters: tuple[tuple[str, Path], ...] = ()
+    """Name, and directory in PEFT's form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Imported:
     identity: bytes
     description: BundleDescription
     weight_bytes: int
+    adapters: int
     notes: tuple[str, ...]
 
 
@@ -61,26 +66,40 @@ def import_bundle(
 ) -> Imported:
     """Raises a `CatalogError` that names the file and the fault; the destination is then as it was."""
     check_destination(destination, wanted.force)
-    with _rejected_as_source(), _opener(path) as source:
+    _check_names(wanted.adapters)
+    with _rejected_as_source(), _opener(path) as source, ExitStack() as stack:
         check_tokenizer(source.tokenizer, source.model.vocab_size)
         if source.chat_template is not None:
             check_template(source.chat_template)
         tensors = _planned(source, wanted.dtype)
         described = _described(source, tensors, wanted)
+        adapters = {name: planned_adapter(at, source.model, stack) for name, at in wanted.adapters}
         total = sum(tensor.size_bytes for tensor in tensors)
+        more = sum(tensor.size_bytes for planned in adapters.values() for tensor in planned)
         with _bar(console) as progress:
-            task = progress.add_task(f"importing {described.name}", total=total)
+            task = progress.add_task(f"importing {described.name}", total=total + more)
             identity = write_bundle(
                 destination,
                 described,
                 tokenizer=source.tokenizer.data,
                 templates={} if source.chat_template is None else {CHAT_TEMPLATE: source.chat_template},
                 tensors=tensors,
+                adapters=adapters,
                 key=key,
                 force=wanted.force,
                 progress=lambda count: progress.advance(task, count),
             )
-        return Imported(identity, described, total, source.notes)
+        return Imported(identity, described, total, len(adapters), source.notes)
+
+
+def _check_names(adapters: Sequence[tuple[str, Path]]) -> None:
+    names = [name for name, _ in adapters]
+    if len(names) > MAX_ADAPTERS:
+        raise ImportRefused(f"{len(names)} adapters are more than the {MAX_ADAPTERS} that a bundle holds")
+    if not all(NAME_PATTERN.fullmatch(name) for name in names):
+        raise ImportRefused(f"the name of an adapter must match {NAME_PATTERN.pattern}")
+    if len(set(names)) != len(names):
+        raise ImportRefused("two adapters have the same name")
 
 
 def _opener(path: Path) -> AbstractContextManager[Source]:

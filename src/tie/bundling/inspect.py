@@ -1,7 +1,8 @@
 """`tie inspect`: what a bundle says and holds, after every file of it was verified."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,29 @@ def show(inspected: Inspected, console: Console) -> None:
     table = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for key in ("name", "release", "identity", "kv_identity", "signature"):
         table.add_row(key.replace("_", " "), str(values[key]))
-    for key, value in values["model"].items():
-        table.add_row(key.replace("_", " "), _text(value))
+    for key, text in _model_rows(values["model"]):
+        table.add_row(key.replace("_", " "), text)
     for key in ("tokenizer", "templates", "kv"):
         table.add_row(key, _text(values[key]))
+    for name, adapter in values["adapters"].items():
+        table.add_row(f"adapter {name}", _text(adapter))
     for form, counted in values["tensors"].items():
         table.add_row(f"{form} tensors", f"{counted['count']}, {counted['bytes'] / 1e6:.1f} MB")
     table.add_row("files", f"{len(values['files'])}, {sum(values['files'].values()) / 1e6:.1f} MB")
     console.print(table)
+
+
+def _model_rows(model: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a model has, and not all that it might have had."""
+    for key, value in model.items():
+        if key == "layer_pattern":
+            runs = [(kind, len(list(run))) for kind, run in groupby(value)]
+            yield key, ", ".join(f"{count} {kind}" for kind, count in runs) + ("" if len(value) == 1 else ", repeated")
+        elif key == "attention":
+            yield from ((f"{kind} attention", _text(how) or "all before, no positions") for kind, how in value.items())
+        elif not isinstance(value, bool):
+            yield key, _text(value)
+    yield "with", ", ".join(key.replace("_", " ") for key, value in model.items() if value is True) or "nothing further"
 
 
 def _values(bundle: Bundle, is_stranger: bool) -> dict[str, Any]:
@@ -73,6 +89,7 @@ def _values(bundle: Bundle, is_stranger: bool) -> dict[str, Any]:
         "templates": list(bundle.template_ids),
         "kv": {"block_size_tokens": described.kv.block_size_tokens, "dtype": described.kv.dtype},
         "tensors": _tensors(bundle),
+        "adapters": {name: _adapter(bundle, name) for name in bundle.adapter_names},
         "files": {path: entry.size for path, entry in sorted(bundle.manifest.files.items())},
     }
 
@@ -83,8 +100,18 @@ def _tensors(bundle: Bundle) -> dict[str, dict[str, int]]:
     for name, form in bundle.forms.items():
         entry = counted.setdefault(form, {"count": 0, "bytes": 0})
         entry["count"] += 1
-        entry["bytes"] += sum(sizes[name + suffix] for suffix, _, _ in PARTS[form])
+        entry["bytes"] += sum(sizes[name + part.suffix] for part in PARTS[form])
     return counted
+
+
+def _adapter(bundle: Bundle, name: str) -> dict[str, Any]:
+    adapter = bundle.adapters[name]
+    return {
+        "matrices": len(adapter.ranks),
+        "ranks": sorted(set(adapter.ranks.values())),
+        "bytes": adapter.size_bytes,
+        "kv_identity": bundle.adapter_kv_identity(name).hex(),
+    }
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,8 @@
 """Numbers from one form into another: rows of f32, bf16 (as uint16 bits) and the block-quantised forms of `layout`.
 
-Everything works on whole arrays of rows `[rows, K]`; blocks are 32 elements along K. A block's scale (and minimum) is
-rounded to f16 before its integers are chosen, so that they fit the scale that is stored.
+Everything works on whole arrays of rows `[rows, K]`, as sources have them; `packing` makes panels of them for a bundle.
+Blocks are 32 elements along K: of int8 a signed byte each, of int4 16 bytes with element j low and j + 16 high. A
+block's scale (and minimum) is rounded to f16 before its integers are chosen, so that they fit the scale that is stored.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from tie.catalog.layout import BLOCK, Form
 
 F32 = npt.NDArray[np.float32]
-Stored = Mapping[str, npt.NDArray[np.generic]]  # suffix of the tensor's name → array; see layout.PARTS
+Stored = Mapping[str, npt.NDArray[np.generic]]  # suffix of the tensor's name → array
 
 
 class NotFinite(Exception):

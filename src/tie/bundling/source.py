@@ -41,6 +41,8 @@ class SourceTensor:
     offset: int
     row_order: npt.NDArray[np.intp] | None = None
     """Row i of the model is row `row_order[i]` of the file; None where they are the same."""
+    adds: float = 0.0
+    """What the model has more than the file, in each number; of vectors only."""
 
     @property
     def rows(self) -> int:
@@ -55,7 +57,9 @@ class SourceTensor:
         """Rows `begin..end` of the model as they stand in the file: `[rows, row_bytes]`."""
         if self.row_order is None:
             return self._read(begin, end)
-        return self._read(0, self.rows)[self.row_order[begin:end]]
+        order = self.row_order[begin:end]  # rows move within a head, so what lies between them is little more
+        low, high = int(order.min()), int(order.max()) + 1
+        return self._read(low, high)[order - low]
 
     def _read(self, begin: int, end: int) -> Raw:
         raw = np.empty((end - begin, self.row_bytes), np.uint8)

@@ -1,9 +1,9 @@
-"""Writes safetensors files of layout `rows-1`: sizes are known beforehand, so rows go straight to their places.
+"""Writes safetensors files of layout `panels-1`: sizes are known beforehand, so panels go straight to their places.
 
-    u64 header length | JSON, padded to 64 bytes | tensors whose size is a multiple of 64 | the few others
+    u64 header length | JSON, padded to 64 bytes | matrices | scales and minima | vectors
 
-Safetensors forbids holes; that order keeps every tensor on a 64-byte boundary that can be, and the rest on a multiple
-of its element size.
+Safetensors forbids holes. The size of each of these is a multiple of what it is aligned to (64, 32 and 4 bytes), so in
+that order everything is aligned.
 """
 
 import json
@@ -17,12 +17,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tie.bundling.packing import pack
 from tie.bundling.quantise import Stored
 from tie.catalog.description import LAYOUT
-from tie.catalog.layout import PARTS, Form, part_shape
+from tie.catalog.layout import PANEL, PARTS, Form
 from tie.catalog.safetensors_header import ELEMENT_BYTES, LENGTH_BYTES
 
 ALIGNMENT: Final = 64
+_SCALE_ALIGNMENT: Final = 32
+_VECTOR_ALIGNMENT: Final = 4
 MAX_FILE_BYTES: Final = 4 * 1024**3
 
 Progress = Callable[[int], None]
@@ -30,7 +33,10 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A tensor that is to be written; `chunks` yields (first row, rows) in `form` until it is complete."""
+    """A tensor that is to be written; `chunks` yields (first row, rows) in `form` until it is complete.
+
+    A chunk of a matrix is whole panels, save the last.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -45,12 +51,23 @@ class PlannedTensor:
 @dataclass(frozen=True, slots=True)
 class _Part:
     name: str
+    suffix: str
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def size_bytes(self) -> int:
         return prod(self.shape) * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def panel_bytes(self) -> int:
+        return self.size_bytes // self.shape[0]
+
+    @property
+    def alignment(self) -> int:
+        if len(self.shape) == 1:
+            return _VECTOR_ALIGNMENT
+        return _SCALE_ALIGNMENT if self.dtype == "F16" else ALIGNMENT
 
 
 def split(planned: Sequence[PlannedTensor], most: int = MAX_FILE_BYTES) -> list[list[PlannedTensor]]:
@@ -67,8 +84,8 @@ def split(planned: Sequence[PlannedTensor], most: int = MAX_FILE_BYTES) -> list[
 
 
 def write_weights(path: Path, planned: Sequence[PlannedTensor], progress: Progress) -> None:
-    parts = sorted((part for tensor in planned for part in _parts(tensor)), key=_misalignment)
-    header, offsets, size = _header(parts)
+    parts = [part for tensor in planned for part in _parts(tensor)]
+    header, offsets, size = _header(sorted(parts, key=lambda part: -part.alignment))
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         os.ftruncate(fd, size)
@@ -81,30 +98,27 @@ def write_weights(path: Path, planned: Sequence[PlannedTensor], progress: Progre
 
 
 def _write_tensor(fd: int, tensor: PlannedTensor, offsets: dict[str, int], progress: Progress) -> None:
+    is_matrix = len(tensor.shape) > 1
     rows = 0
     for first_row, stored in tensor.chunks():
         assert first_row == rows, "chunks come in order"
-        for suffix, dtype, covers in PARTS[tensor.form]:
-            values = stored[suffix]
-            row_bytes = part_shape(tensor.shape, covers)[-1] * ELEMENT_BYTES[dtype]
-            assert values.nbytes == values.shape[0] * row_bytes, "a row has the size that the header says"
-            _write(fd, _bytes(values), offsets[tensor.name + suffix] + first_row * row_bytes)
+        assert rows % PANEL == 0, "a chunk that another follows is whole panels"
+        rows += next(iter(stored.values())).shape[0]
+        packed = pack(stored, tensor.form) if is_matrix else stored
+        for part in _parts(tensor):
+            values = packed[part.suffix]
+            expected = values.shape[0] * part.panel_bytes if is_matrix else part.size_bytes
+            assert values.nbytes == expected, "a panel has the size that the header says"
+            _write(fd, _bytes(values), offsets[part.name] + first_row // PANEL * part.panel_bytes)
             progress(values.nbytes)
-        rows += values.shape[0]
     assert rows == prod(tensor.shape[:-1]), "every row is written"
 
 
 def _parts(tensor: PlannedTensor) -> list[_Part]:
     return [
-        _Part(tensor.name + suffix, dtype, part_shape(tensor.shape, covers))
-        for suffix, dtype, covers in PARTS[tensor.form]
+        _Part(tensor.name + part.suffix, part.suffix, part.dtype, part.shape(tensor.shape))
+        for part in PARTS[tensor.form]
     ]
-
-
-def _misalignment(part: _Part) -> int:
-    """0 for a size that leaves the next tensor aligned; else more, the smaller the power of two that divides it."""
-    size = part.size_bytes
-    return ALIGNMENT // min(ALIGNMENT, size & -size) - 1
 
 
 def _header(parts: Sequence[_Part]) -> tuple[bytes, dict[str, int], int]:

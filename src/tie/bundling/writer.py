@@ -19,6 +19,7 @@ from tie.catalog.description import BundleDescription, parse_description
 from tie.catalog.manifest import FileEntry, parse_manifest, render_manifest
 
 _CHUNK_BYTES: Final = 1 << 20
+_NO_ADAPTERS: Final[Mapping[str, Sequence[PlannedTensor]]] = {}
 
 
 def write_bundle(
@@ -28,6 +29,7 @@ def write_bundle(
     tokenizer: bytes,
     templates: Mapping[str, str],
     tensors: Sequence[PlannedTensor],
+    adapters: Mapping[str, Sequence[PlannedTensor]] = _NO_ADAPTERS,
     key: SigningKey | None,
     force: bool = False,
     progress: Progress = lambda count: None,
@@ -45,6 +47,10 @@ def write_bundle(
         (staging / "weights").mkdir()
         for number, part in enumerate(split(tensors, weights_file_bytes), 1):
             write_weights(staging / "weights" / f"{number:05}.safetensors", part, progress)
+        for name, planned in adapters.items():
+            path = staging / manifest.adapter_path(name)
+            path.parent.mkdir(parents=True)
+            write_weights(path, planned, progress)
         listed = render_manifest(_entries(staging))
         _add(staging, manifest.FILE, listed)
         if key is not None:

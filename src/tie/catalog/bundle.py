@@ -5,8 +5,6 @@ request and need the tokenizer and a template: it verifies the signature and exa
 the weights alone. Both hold the directory and its files by fd until closed, so that nothing is opened by name twice.
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -14,15 +12,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from tie.catalog import description, files, layout, manifest, signature, token_bytes
+from tie.catalog import adapters, description, files, layout, manifest, signature, token_bytes
 from tie.catalog.description import BundleDescription
 from tie.catalog.errors import BundleRejected
+from tie.catalog.kv_identity import kv_identity
 from tie.catalog.layout import Form
-from tie.catalog.manifest import Manifest
+from tie.catalog.manifest import FileEntry, Manifest
 from tie.catalog.safetensors_header import Tensor, read_header
 from tie.catalog.token_bytes import TokenBytes
-
-_KV_DOMAIN: Final = b"tie/kv-identity/v1\x00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +27,15 @@ class WeightFile:
     path: str
     fd: int
     tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFile:
+    path: str
+    fd: int
+    ranks: Mapping[str, int]
+    """Of each matrix that it bends, by stem; whole blocks."""
+    size_bytes: int
 
 
 class Assets:
@@ -50,12 +56,19 @@ class Assets:
             self.close()
             raise
         self.kv_identity = kv_identity(manifest, self.description)
-        """Narrower than `identity`: equal for two bundles whose KV blocks mean the same."""
+        """Narrower than `identity`: equal for two bundles whose KV blocks mean the same. Without adapter."""
         self.template_ids = manifest.template_ids
+        self.adapter_names = tuple(manifest.adapters)
 
     @property
     def manifest(self) -> Manifest:
         return self._manifest
+
+    def adapter_kv_identity(self, name: str) -> bytes:
+        """Of the KV blocks that requests with this adapter make: its weights decide, not its name or its neighbours."""
+        if name not in self._manifest.adapters:
+            raise BundleRejected("adapters", f"has none of the {len(name)}-character name asked for")
+        return kv_identity(self._manifest, self.description, name)
 
     def read_tokenizer(self) -> bytes:
         """The tokenizer's file, whole; its kind is `description.tokenizer.kind`."""
@@ -110,6 +123,8 @@ class Bundle(Assets):
     weights: tuple[WeightFile, ...]
     forms: Mapping[str, Form]
     """How each tensor of the model is stored."""
+    adapters: Mapping[str, AdapterFile]
+    """By name; each has been held against the model."""
 
     def __init__(self, directory: int, manifest: Manifest, signed_by: bytes | None, *, into_memory: bool) -> None:
         super().__init__(directory, manifest, signed_by)
@@ -118,6 +133,9 @@ class Bundle(Assets):
             opened = {path: self._verify(path, into_memory) for path in sorted(manifest.files)}
             self.weights = tuple(self._weights(entry.path, opened[entry.path]) for entry in manifest.weights)
             self.forms = layout.check_tensors(self.description.model, _merged(self.weights))
+            self.adapters = {
+                name: self._adapter(entry, opened[entry.path]) for name, entry in manifest.adapters.items()
+            }
         except BaseException:
             self.close()
             raise
@@ -126,16 +144,25 @@ class Bundle(Assets):
         """One safetensors image each, in the order of their names."""
         return tuple(weights.fd for weights in self.weights)
 
+    def adapter_fds(self) -> tuple[tuple[str, int], ...]:
+        """Name and safetensors image of each adapter, in the order of `adapter_names`."""
+        return tuple((name, adapter.fd) for name, adapter in self.adapters.items())
+
     def _verify(self, path: str, into_memory: bool) -> int:
         entry = self._manifest.entry(path)
         fd = files.open_file(self._directory, path)
         self._stack.callback(os.close, fd)
-        if not (into_memory and entry in self._manifest.weights):
+        if not into_memory or entry not in (*self._manifest.weights, *self._manifest.adapters.values()):
             files.verify(fd, entry)
             return fd
         copy = files.verify_into_memory(fd, entry)
         self._stack.callback(os.close, copy)
         return copy
+
+    def _adapter(self, entry: FileEntry, fd: int) -> AdapterFile:
+        tensors = read_header(entry.path, fd).tensors
+        ranks = adapters.check_adapter(self.description.model, tensors, entry.path)
+        return AdapterFile(entry.path, fd, ranks, entry.size)
 
     @staticmethod
     def _weights(path: str, fd: int) -> WeightFile:
@@ -154,7 +181,7 @@ def open_bundle(
 ) -> Bundle:
     """Verifies the whole bundle; `allow_unsigned` excuses a missing signature, never a wrong one.
 
-    With `into_memory` the weights are sealed memfds, which nobody can change or truncate afterwards.
+    With `into_memory` weights and adapters are sealed memfds, which nobody can change or truncate afterwards.
     """
     directory, listed, signed_by = _open(path, trusted_keys, allow_unsigned)
     return Bundle(directory, listed, signed_by, into_memory=into_memory)
@@ -169,18 +196,6 @@ def open_unvouched(path: str | os.PathLike[str]) -> Bundle:
 def open_assets(path: str | os.PathLike[str], *, trusted_keys: Sequence[bytes], allow_unsigned: bool = False) -> Assets:
     """Verifies the signature now, and each small file when it is read; weights are not opened."""
     return Assets(*_open(path, trusted_keys, allow_unsigned))
-
-
-def kv_identity(listed: Manifest, described: BundleDescription) -> bytes:
-    """Digest of all that decides what a KV block means: weights, layout, architecture, tokenizer, adapters."""
-    values = {
-        "weights": {entry.path: entry.sha256.hex() for entry in listed.weights},
-        "model": described.model.to_table(),
-        "tokenizer": listed.entry(described.tokenizer.file).sha256.hex(),
-        "adapters": {},
-    }
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(_KV_DOMAIN + text.encode("ascii")).digest()
 
 
 def _open(

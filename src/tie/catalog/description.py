@@ -8,81 +8,50 @@ import json
 import re
 import tomllib
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast, get_args
 
+from tie.catalog.attention import GLOBAL, AttentionKind, Kinds, parse_kinds, parse_pattern
+from tie.catalog.bounds import (
+    MAX_CONTEXT,
+    MAX_EOS,
+    MAX_EPS,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_INTERMEDIATE,
+    MAX_LAYERS,
+    MAX_SCALE,
+    MAX_VOCAB,
+    MIN_EPS,
+    MIN_SCALE,
+)
 from tie.catalog.errors import BundleRejected
 from tie.catalog.tables import Table
 
 FILE: Final = "bundle.toml"
 FORMAT: Final = 1
 MAX_BYTES: Final = 64 * 1024
-LAYOUT: Final = "rows-1"
+LAYOUT: Final = "panels-1"
+_FORMER_LAYOUTS: Final = ("rows-1",)
 NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _ARCHITECTURE_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _TEMPLATE_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
+Activation = Literal["silu", "gelu_tanh"]
 WeightDtype = Literal["f32", "bf16", "int8", "int4"]
 KvDtype = Literal["f32", "bf16"]
 TokenizerKind = Literal["byte_bpe", "sentencepiece"]
 
+ACTIVATIONS: Final = get_args(Activation)
+_FLAGS: Final = ("tied_embeddings", "qkv_bias", "output_bias", "mlp_bias", "qk_norm", "post_norms")
 TOKENIZER_FILES: Final[dict[str, str]] = {"byte_bpe": "tokenizer.json", "sentencepiece": "tokenizer.model"}
-
-# What Bones and the processes around it are dimensioned for; a number beyond these is a mistake or an attack.
-MAX_HIDDEN: Final = 65_536
-MAX_INTERMEDIATE: Final = 524_288
-MAX_LAYERS: Final = 512
-MAX_HEADS: Final = 1_024
-MAX_HEAD_DIM: Final = 1_024
-MAX_VOCAB: Final = 2**22
-MAX_CONTEXT: Final = 2**24
-MAX_EOS: Final = 32
-MAX_THETA: Final = 1e12
-MAX_FACTOR: Final = 1e4
-
-
-@dataclass(frozen=True, slots=True)
-class NoScaling:
-    kind: Literal["none"] = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class LinearScaling:
-    factor: float
-    kind: Literal["linear"] = "linear"
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context_length: int
-    kind: Literal["llama3"] = "llama3"
-
-
-@dataclass(frozen=True, slots=True)
-class YarnScaling:
-    factor: float
-    original_context_length: int
-    beta_fast: float
-    beta_slow: float
-    attention_factor: float | None = None
-    kind: Literal["yarn"] = "yarn"
-
-
-RopeScaling = NoScaling | LinearScaling | Llama3Scaling | YarnScaling
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    theta: float
-    rotary_dim: int
-    scaling: RopeScaling = NoScaling()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    architecture: str
+    """A decoder. What has a default here is what a plain Llama has; `attention.uniform` makes its `attention`."""
+
+    architecture: str  # these three are for people and for the reader of the weights; nothing is computed from them
     layout: str
     dtype: WeightDtype
     hidden_size: int
@@ -95,15 +64,37 @@ class ModelDescription:
     context_length: int
     norm_eps: float
     tied_embeddings: bool
-    attention_bias: bool
-    activation: Literal["silu"]
-    rope: Rope
+    attention: Kinds
+    layer_pattern: tuple[str, ...] = (GLOBAL,)
+    """Kinds of attention, repeated over the layers."""
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    """Multiplies embedded rows."""
+    attention_scale: float | None = None
+    """Multiplies q·k; None is the usual head_dim^-0.5."""
+    attention_softcap: float | None = None
+    """A score s becomes cap * tanh(s / cap), after the scale and before the mask."""
+    logit_softcap: float | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """RMSNorm of every head of q and k, before the rotary embedding."""
+    post_norms: bool = False
+    """RMSNorm of what attention and MLP put out, before it is added."""
+
+    @property
+    def score_scale(self) -> float:
+        return float(self.head_dim**-0.5) if self.attention_scale is None else self.attention_scale
+
+    def kind_of(self, layer: int) -> AttentionKind:
+        return self.attention[self.layer_pattern[layer % len(self.layer_pattern)]]
 
     def to_table(self) -> dict[str, Any]:
         """The `[model]` table; an optional key that is not set is absent, as in the file."""
-        table = asdict(self)
-        scaling = {key: value for key, value in table["rope"]["scaling"].items() if value is not None}
-        table["rope"]["scaling"] = scaling
+        table: dict[str, Any] = _without_none(asdict(self)) | {"layer_pattern": list(self.layer_pattern)}
+        if self.embedding_scale == 1:
+            del table["embedding_scale"]
         return table
 
     def to_json(self) -> str:
@@ -163,68 +154,58 @@ def parse_model(values: dict[str, Any], file: str = FILE) -> ModelDescription:
 
 
 def _model(table: Table) -> ModelDescription:
+    layout = _layout(table)
     head_dim = table.integer("head_dim", 2, MAX_HEAD_DIM)
+    layer_count = table.integer("layer_count", 1, MAX_LAYERS)
     query_heads, kv_heads = table.integer("query_heads", 1, MAX_HEADS), table.integer("kv_heads", 1, MAX_HEADS)
     if query_heads % kv_heads:
         raise table.refusal("query_heads", f"is {query_heads}, not a multiple of kv_heads {kv_heads}")
+    attention = parse_kinds(table.table("attention"), head_dim)
+    embedding_scale = _optional_scale(table, "embedding_scale")
     model = ModelDescription(
         architecture=table.text("architecture", _ARCHITECTURE_PATTERN),
-        layout=table.choice("layout", LAYOUT),
+        layout=layout,
         dtype=cast(WeightDtype, table.choice("dtype", "f32", "bf16", "int8", "int4")),
         hidden_size=table.integer("hidden_size", 1, MAX_HIDDEN),
         intermediate_size=table.integer("intermediate_size", 1, MAX_INTERMEDIATE),
-        layer_count=table.integer("layer_count", 1, MAX_LAYERS),
+        layer_count=layer_count,
         query_heads=query_heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=table.integer("vocab_size", 1, MAX_VOCAB),
         context_length=table.integer("context_length", 1, MAX_CONTEXT),
-        norm_eps=table.number("norm_eps", 1e-12, 1e-1),
-        tied_embeddings=table.flag("tied_embeddings"),
-        attention_bias=table.flag("attention_bias"),
-        activation=cast(Literal["silu"], table.choice("activation", "silu")),
-        rope=_rope(table.table("rope"), head_dim),
+        norm_eps=table.number("norm_eps", MIN_EPS, MAX_EPS),
+        attention=attention,
+        layer_pattern=parse_pattern(table, "layer_pattern", attention, layer_count),
+        activation=cast(Activation, table.choice("activation", *ACTIVATIONS)),
+        embedding_scale=1.0 if embedding_scale is None else embedding_scale,
+        attention_scale=_optional_scale(table, "attention_scale"),
+        attention_softcap=_optional_scale(table, "attention_softcap"),
+        logit_softcap=_optional_scale(table, "logit_softcap"),
+        **{flag: table.flag(flag) for flag in _FLAGS},
     )
     table.finish()
     return model
 
 
-def _rope(table: Table, head_dim: int) -> Rope:
-    theta = table.number("theta", 1.0, MAX_THETA)
-    rotary_dim = table.integer("rotary_dim", 2, head_dim)
-    if rotary_dim % 2:
-        raise table.refusal("rotary_dim", f"is {rotary_dim}, not even")
-    scaling = _scaling(table.table("scaling")) if table.has("scaling") else NoScaling()
-    table.finish()
-    return Rope(theta, rotary_dim, scaling)
+def _layout(table: Table) -> str:
+    """Looked at first: a bundle of an earlier layout has other keys too, and what helps is the same."""
+    for former in _FORMER_LAYOUTS:
+        if table.holds("layout", former):
+            raise table.refusal("layout", f"is {former}, which is read no more: import the model again")
+    return table.choice("layout", LAYOUT)
 
 
-def _scaling(table: Table) -> RopeScaling:
-    scaling: RopeScaling
-    match table.choice("kind", "none", "linear", "llama3", "yarn"):
-        case "linear":
-            scaling = LinearScaling(table.number("factor", 1.0, MAX_FACTOR))
-        case "llama3":
-            scaling = Llama3Scaling(
-                table.number("factor", 1.0, MAX_FACTOR),
-                table.number("low_freq_factor", 1e-3, MAX_FACTOR),
-                table.number("high_freq_factor", 1e-3, MAX_FACTOR),
-                table.integer("original_context_length", 1, MAX_CONTEXT),
-            )
-            if scaling.high_freq_factor <= scaling.low_freq_factor:
-                raise table.refusal("high_freq_factor", "is not above low_freq_factor")
-        case "yarn":
-            scaling = YarnScaling(
-                table.number("factor", 1.0, MAX_FACTOR),
-                table.integer("original_context_length", 1, MAX_CONTEXT),
-                table.number("beta_fast", 1e-3, MAX_FACTOR),
-                table.number("beta_slow", 1e-3, MAX_FACTOR),
-                table.number("attention_factor", 1e-3, MAX_FACTOR) if table.has("attention_factor") else None,
-            )
-        case _:
-            scaling = NoScaling()
-    table.finish()
-    return scaling
+def _optional_scale(table: Table, key: str) -> float | None:
+    return table.number(key, MIN_SCALE, MAX_SCALE) if table.has(key) else None
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value is not None
+    }
 
 
 def _tokenizer(table: Table, vocab_size: int) -> TokenizerDescription:

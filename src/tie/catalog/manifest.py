@@ -21,13 +21,15 @@ MAX_BYTES: Final = 1024 * 1024
 MAX_FILES: Final = 512
 MAX_FILE_BYTES: Final = 2**40
 MAX_SMALL_FILE_BYTES: Final = 128 * 1024 * 1024  # of a file that is read into memory whole
+MAX_ADAPTERS: Final = 64
 
 _PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _WEIGHTS: Final = re.compile(rf"weights/{_PART}\.safetensors")
+_ADAPTER: Final = re.compile(rf"adapters/({description.NAME_PATTERN.pattern})/weights\.safetensors")
 _TEMPLATE: Final = re.compile(r"templates/([a-z0-9][a-z0-9_-]{0,63})\.jinja")
 _PLAIN: Final = re.compile(rf"{_PART}(/{_PART}){{0,7}}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_LATER: Final = ("system_prompts/", "grammars/", "adapters/")
+_LATER: Final = ("system_prompts/", "grammars/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,13 @@ class Manifest:
     @property
     def weights(self) -> tuple[FileEntry, ...]:
         return tuple(entry for path, entry in sorted(self.files.items()) if _WEIGHTS.fullmatch(path))
+
+    @property
+    def adapters(self) -> Mapping[str, FileEntry]:
+        """By the adapters' names, in their order."""
+        matches = (_ADAPTER.fullmatch(path) for path in sorted(self.files))
+        found = {match[1]: self.files[match[0]] for match in matches if match}
+        return dict(sorted(found.items()))
 
     @property
     def template_ids(self) -> tuple[str, ...]:
@@ -71,7 +80,15 @@ def parse_manifest(data: bytes) -> Manifest:
         raise BundleRejected(FILE, f"does not list 1..{MAX_FILES} files")
     entries = {path: _entry(path, entry) for path, entry in files.items()}
     _check_paths(entries)
-    return Manifest(entries, hashlib.sha256(data).digest())
+    listed = Manifest(entries, hashlib.sha256(data).digest())
+    if len(listed.adapters) > MAX_ADAPTERS:
+        raise BundleRejected(FILE, f"lists {len(listed.adapters)} adapters, more than {MAX_ADAPTERS}")
+    return listed
+
+
+def adapter_path(name: str) -> str:
+    """Where the adapter of this name lies in a bundle."""
+    return f"adapters/{name}/weights.safetensors"
 
 
 def render_manifest(entries: Iterable[FileEntry]) -> bytes:
@@ -96,7 +113,7 @@ def _entry(path: str, entry: Any) -> FileEntry:
 def _check_paths(entries: Mapping[str, FileEntry]) -> None:
     tokenizers = set(description.TOKENIZER_FILES.values())
     for path, entry in entries.items():
-        if _WEIGHTS.fullmatch(path):
+        if _WEIGHTS.fullmatch(path) or _ADAPTER.fullmatch(path):
             continue
         if path.startswith(_LATER):
             raise BundleRejected(path, "is of a kind that this version does not implement")

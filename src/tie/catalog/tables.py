@@ -29,6 +29,11 @@ class Table:
     def has(self, key: str) -> bool:
         return key in self._values
 
+    def holds(self, key: str, value: object) -> bool:
+        """Whether the key is there with just this value; it stays to be taken."""
+        found = self._values.get(key, _MISSING)
+        return type(found) is type(value) and found == value
+
     def integer(self, key: str, low: int, high: int) -> int:
         value = self._take(key)
         if not isinstance(value, int) or isinstance(value, bool):
@@ -80,6 +85,23 @@ class Table:
         if len(set(values)) != len(values):
             raise self.refusal(key, "holds a value twice")
         return tuple(values)
+
+    def texts(self, key: str, pattern: re.Pattern[str], *, most: int) -> tuple[str, ...]:
+        """A list of 1 to `most` strings, which may repeat."""
+        values = self._take(key)
+        if not isinstance(values, list) or not 1 <= len(values) <= most:
+            raise self.refusal(key, f"must be a list of 1..{most} strings")
+        if not all(isinstance(value, str) and pattern.fullmatch(value) for value in values):
+            raise self.refusal(key, f"holds something other than strings that match {pattern.pattern}")
+        return tuple(values)
+
+    def tables(self, pattern: re.Pattern[str], *, most: int) -> dict[str, "Table"]:
+        """All that is left, 1 to `most` tables under names of the caller's own choice."""
+        name = self._prefix.removesuffix(".")
+        if not 1 <= len(self._values) <= most or not all(pattern.fullmatch(key) for key in self._values):
+            fault = f"key {name} must hold 1..{most} tables with names that match {pattern.pattern}"
+            raise self._reject(self._file, fault)
+        return {key: self.table(key) for key in list(self._values)}
 
     def table(self, key: str) -> "Table":
         value = self._take(key)

@@ -6,12 +6,15 @@ import pytest
 import typer
 from click.testing import Result
 from doubles.gguf_file import tiny_gguf
+from doubles.tiny_adapter import make_peft_directory, tiny_pairs
 from doubles.tiny_model import TEST_KEY, make_tiny_bundle, tiny_model
 from typer.testing import CliRunner
 
 from tie.bundling.cli import register
 from tie.bundling.signing import create_key
 from tie.catalog import load_trusted_keys, open_bundle
+from tie.catalog.attention import AttentionKind
+from tie.catalog.rope import Rope
 
 APP = typer.Typer(pretty_exceptions_enable=False)
 register(APP)
@@ -48,6 +51,14 @@ def test_a_refusal_is_one_line_on_stderr_and_exit_code_1(tmp_path: Path) -> None
             ("import", "tiny.gguf", "b", "--sign-with", "no"),
             "refused: no: signing key cannot be read: No such file or directory",
         ),
+        (
+            ("import", "tiny.gguf", "b", "--adapter", "a=none"),
+            "refused: none/adapter_config.json: is missing",
+        ),
+        (
+            ("import", "tiny.gguf", "b", "--adapter", "A=none"),
+            "refused: the name of an adapter must match [a-z0-9][a-z0-9._-]{0,63}",
+        ),
         (("inspect", "none"), "refused: none: is missing"),
         (("inspect", "."), "refused: manifest.json: is missing"),
     ],
@@ -64,6 +75,8 @@ def test_refusals_name_what_is_wrong(arguments: tuple[str, ...], line: str) -> N
         ("import", "tiny.gguf"),
         ("import", "tiny.gguf", "bundle", "--dtype", "int3"),
         ("import", "tiny.gguf", "bundle", "--unsigned", "--sign-with", "key.pem"),
+        ("import", "tiny.gguf", "bundle", "--adapter", "directory"),
+        ("import", "tiny.gguf", "bundle", "--adapter", "name="),
         ("inspect",),
         ("nothing",),
     ],
@@ -124,6 +137,49 @@ def test_a_bundle_is_shown_with_who_vouches_for_it(tmp_path: Path) -> None:
     assert trusted["model"]["hidden_size"] == 64
     table = run("inspect", "bundle").stdout
     assert trusted["identity"] in table.replace("\n", "").replace(" ", "")
+
+
+def test_adapters_are_imported_and_shown(tmp_path: Path) -> None:
+    pairs = tiny_pairs(tiny_model(layer_count=1), 1, matrices=["attn.q", "mlp.up"])
+    make_peft_directory(tmp_path / "formal", pairs)
+    make_peft_directory(tmp_path / "terse", tiny_pairs(tiny_model(layer_count=1), 2, rank=40))
+    result = run("import", "tiny.gguf", "bundle", "--adapter", "b=formal", "--adapter", "a=terse")
+    assert result.exit_code == 0, result.stderr
+    assert "MB of weights, 2 adapters, identity" in result.stderr
+    shown = json.loads(run("inspect", "bundle", "--json").stdout)
+    assert list(shown["adapters"]) == ["a", "b"]
+    formal = shown["adapters"]["b"]
+    assert (formal["matrices"], formal["ranks"]) == (2, [32])
+    assert formal["bytes"] == (tmp_path / "bundle/adapters/b/weights.safetensors").stat().st_size
+    assert formal["kv_identity"] != shown["kv_identity"]
+    assert shown["adapters"]["a"]["ranks"] == [64]
+    assert "adapter b" in run("inspect", "bundle").stdout
+
+
+def test_a_bundle_is_shown_with_what_its_layers_have(tmp_path: Path) -> None:
+    make_tiny_bundle(
+        tmp_path / "bundle",
+        layer_count=6,
+        qk_norm=True,
+        post_norms=True,
+        logit_softcap=30.0,
+        layer_pattern=("local", "local", "blind"),
+        attention={"local": AttentionKind(8, Rope(10_000.0, 16)), "blind": AttentionKind()},
+    )
+    shown = run("inspect", "bundle").stdout
+    text = " ".join(shown.split())
+    for row in (
+        "layer pattern 2 local, 1 blind, repeated",
+        "local attention window 8, rope theta 10000.0, rotary_dim 16, scaling kind none",
+        "blind attention all before, no positions",
+        "logit softcap 30.0",
+        "with qk norm, post norms",
+    ):
+        assert row in text
+    assert "bias" not in text
+    assert "attention scale" not in text
+    model = json.loads(run("inspect", "bundle", "--json").stdout)["model"]
+    assert (model["qkv_bias"], model["layer_pattern"]) == (False, ["local", "local", "blind"])
 
 
 def test_a_damaged_bundle_is_not_shown(tmp_path: Path) -> None:

