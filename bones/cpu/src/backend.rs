@@ -1,20 +1,25 @@
 //! The operations of the model crate on a CPU. Everything is done when a call returns.
 
-use crate::attention::{self, Heads};
+use crate::attention::{Work, attend};
 use crate::cache::Pages;
 use crate::grid::{every, grid};
-use crate::kernels::{Gate, LinearTile, NormRow, WidenRow};
-use crate::lines::Lines;
+use crate::kernels::{AddNormed, Finish, Gate, SoftCap, TurnHeads, embed};
 use crate::matrix::{Matrix, Vector};
+use crate::operand::Operand;
 use crate::pool::Pool;
 use crate::regions::Regions;
 use crate::simd::Isa;
+use crate::step::Step;
+use crate::tensor::Tensor;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
-use tie_bones_model::backend::{Backend, CacheShape, KvDtype, SampleRow};
+use tie_bones_model::backend::{Attention, Backend, CacheShape, Heads, Linear, LowRank, SampleRow};
 use tie_bones_model::batch::StepPlan;
+use tie_bones_model::description::Activation;
+use tie_bones_model::exchange::{ExchangeError, Link};
 use tie_bones_model::rope::RopeTable;
 use tie_bones_model::sampler::{Drawn, RowFault, draw};
-use tie_bones_model::weights::{BLOCK, MatrixSpec, VectorSpec};
+use tie_bones_model::weights::{MatrixSpec, VectorSpec};
 
 /// What a CPU can fail at.
 #[derive(Debug, thiserror::Error)]
@@ -30,37 +35,17 @@ pub enum CpuError {
         /// Why.
         source: std::io::Error,
     },
+    /// Another rank ended.
+    #[error(transparent)]
+    Exchange(#[from] ExchangeError),
 }
 
-/// A CPU with some threads and one instruction set.
+/// Some threads with one instruction set: one rank.
 pub struct Cpu {
     regions: Arc<Regions>,
-    pool: Pool,
-    isa: Isa,
-}
-
-/// Activations, row after row.
-pub struct Tensor {
-    width: usize,
-    rows: usize,
-    data: Lines<f32>,
-}
-
-/// Keys and values.
-pub enum Cache {
-    /// As 32-bit floats.
-    F32(Pages<f32>),
-    /// As bfloat16.
-    Bf16(Pages<u16>),
-}
-
-/// A step with the turns of its positions.
-pub struct Step {
-    plan: StepPlan,
-    /// `[T, rotary_dim / 2]`
-    cosines: Vec<f32>,
-    sines: Vec<f32>,
-    pairs: usize,
+    pub(crate) pool: Pool,
+    pub(crate) isa: Isa,
+    link: Link,
 }
 
 /// Rows to sample, then what was drawn.
@@ -70,88 +55,23 @@ pub struct Samples {
 }
 
 impl Cpu {
-    /// A CPU that reads weights from `regions`.
-    pub fn new(regions: Arc<Regions>, threads: usize, isa: Isa) -> Result<Self, CpuError> {
+    /// A rank that reads weights from `regions` and meets the others over `link`.
+    pub fn new(regions: Arc<Regions>, threads: usize, isa: Isa, link: Link) -> Result<Self, CpuError> {
         let pool = Pool::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
-        Ok(Self { regions, pool, isa })
-    }
-
-    /// Rows that one task of a cheap operation takes.
-    fn rows_per_task(rows: usize, width: usize) -> usize {
-        (16_384 / width.max(1)).clamp(1, rows.max(1))
-    }
-
-    /// Runs `task` for each row of a tensor.
-    fn each_row(&self, tensor: &mut Tensor, task: &(dyn Fn(usize, &mut [f32]) + Sync)) {
-        let (rows, width) = (tensor.rows, tensor.width);
-        let cuts = every(rows, Self::rows_per_task(rows, width));
-        grid(&self.pool, &mut tensor.data, width, &cuts, width, &|tile| {
-            for row in tile.rows() {
-                task(row, tile.row(row));
-            }
-        });
+        Ok(Self { regions, pool, isa, link })
     }
 }
 
-impl Tensor {
-    fn row(&self, row: usize) -> &[f32] {
-        &self.data[row * self.width..(row + 1) * self.width]
-    }
-}
-
-impl Cache {
-    fn block(&self, id: u32) -> &[u8] {
-        match self {
-            Self::F32(pages) => pages.block(id),
-            Self::Bf16(pages) => pages.block(id),
-        }
-    }
-
-    fn block_mut(&mut self, id: u32) -> &mut [u8] {
-        match self {
-            Self::F32(pages) => pages.block_mut(id),
-            Self::Bf16(pages) => pages.block_mut(id),
-        }
-    }
-}
-
-/// Rounds to the nearest bfloat16, ties to even; NaN stays NaN.
-pub fn to_bf16(x: f32) -> u16 {
-    let bits = x.to_bits();
-    if x.is_nan() {
-        return (bits >> 16) as u16 | 0x40;
-    }
-    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
-}
-
-/// Turns dimension j with j + pairs of each head in a row.
-fn turn(row: &mut [f32], head_dim: usize, cosines: &[f32], sines: &[f32]) {
-    for head in row.chunks_exact_mut(head_dim) {
-        let (low, high) = head.split_at_mut(cosines.len());
-        for (((a, b), cos), sin) in low.iter_mut().zip(high).zip(cosines).zip(sines) {
-            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
-        }
-    }
-}
-
-fn store<E: crate::simd::Element>(
-    pages: &mut Pages<E>,
-    layer: usize,
-    plan: &StepPlan,
-    shape: &CacheShape,
-    (k, v): (&Tensor, &Tensor),
-    element: impl Fn(f32) -> E,
-) {
-    let convert = |x: &[f32]| x.iter().map(|&x| element(x)).collect::<Vec<E>>();
+/// Writes the keys and values of every token into the cache.
+fn store(pages: &mut Pages, layer: usize, plan: &StepPlan, heads: Heads, qkv: &Tensor) {
+    let (dim, size) = (heads.dim, pages.shape().block_size_tokens);
     for row in &plan.rows {
         for token in row.first_token..row.first_token + row.query_len {
             let position = plan.positions[token] as usize;
-            let block = plan.tables[row.first_block + position / shape.block_size_tokens];
-            let place = (block, position % shape.block_size_tokens);
-            let (k, v) = (convert(k.row(token)), convert(v.row(token)));
-            let heads = k.chunks_exact(shape.head_dim).zip(v.chunks_exact(shape.head_dim));
-            for (head, (k, v)) in heads.enumerate() {
-                pages.put((layer, head), place, k, v);
+            let block = plan.tables[row.first_block + position / size];
+            let (k, v) = qkv.row(token)[heads.query * dim..].split_at(heads.kv * dim);
+            for (head, (k, v)) in k.chunks_exact(dim).zip(v.chunks_exact(dim)).enumerate() {
+                pages.put((layer, head), (block, position % size), k, v);
             }
         }
     }
@@ -163,12 +83,13 @@ impl Backend for Cpu {
     type Vector = Vector;
     type Rope = RopeTable;
     type Tensor = Tensor;
-    type Cache = Cache;
+    type Operand = Operand;
+    type Cache = Pages;
     type Step = Step;
     type Samples = Samples;
 
     fn upload_matrix(&self, spec: &MatrixSpec) -> Result<Matrix, CpuError> {
-        Ok(Matrix::new(*spec, Arc::clone(&self.regions)))
+        Ok(Matrix::new(spec.clone(), Arc::clone(&self.regions)))
     }
 
     fn upload_vector(&self, spec: &VectorSpec) -> Result<Vector, CpuError> {
@@ -179,13 +100,8 @@ impl Backend for Cpu {
         Ok(table.clone())
     }
 
-    fn upload_step(&self, plan: StepPlan, rope: &RopeTable) -> Result<Step, CpuError> {
-        // The angle is rounded to f32 as models are trained with; its cosine is exact from there.
-        let angles = plan.positions.iter().flat_map(|&p| rope.frequencies.iter().map(move |f| f64::from(p as f32 * f)));
-        let factor = f64::from(rope.attention_factor);
-        let (cosines, sines) =
-            angles.map(|angle| ((angle.cos() * factor) as f32, (angle.sin() * factor) as f32)).unzip();
-        Ok(Step { plan, cosines, sines, pairs: rope.frequencies.len() })
+    fn upload_step(&self, plan: Arc<StepPlan>, ropes: &[RopeTable]) -> Result<Step, CpuError> {
+        Ok(Step::new(plan, ropes))
     }
 
     fn upload_samples(&self, rows: Vec<SampleRow>) -> Result<Samples, CpuError> {
@@ -194,18 +110,19 @@ impl Backend for Cpu {
     }
 
     fn tensor(&self, width: usize) -> Result<Tensor, CpuError> {
-        Ok(Tensor { width, rows: 0, data: Lines::zeroed(0).ok_or(CpuError::Memory("activations"))? })
+        Tensor::new(width)
     }
 
     fn resize(&self, tensor: &mut Tensor, rows: usize) -> Result<(), CpuError> {
-        let len = rows.checked_mul(tensor.width).ok_or(CpuError::Memory("activations"))?;
-        tensor.data.resize(len).ok_or(CpuError::Memory("activations"))?;
-        tensor.rows = rows;
-        Ok(())
+        tensor.resize(rows)
     }
 
     fn download(&self, tensor: &Tensor) -> Result<Vec<f32>, CpuError> {
-        Ok(tensor.data.to_vec())
+        Ok(tensor.data().to_vec())
+    }
+
+    fn operand(&self) -> Result<Operand, CpuError> {
+        Operand::new().ok_or(CpuError::Memory("activations"))
     }
 
     fn download_samples(&self, samples: Samples) -> Result<Vec<Result<Drawn, RowFault>>, CpuError> {
@@ -213,150 +130,174 @@ impl Backend for Cpu {
         Ok(drawn.collect())
     }
 
-    fn cache(&self, shape: &CacheShape) -> Result<Cache, CpuError> {
-        let cache = match shape.dtype {
-            KvDtype::F32 => Pages::new(*shape).map(Cache::F32),
-            KvDtype::Bf16 => Pages::new(*shape).map(Cache::Bf16),
-        };
-        cache.ok_or(CpuError::Memory("the KV cache"))
+    fn cache(&self, shape: &CacheShape) -> Result<Pages, CpuError> {
+        Pages::new(*shape).ok_or(CpuError::Memory("the KV cache"))
     }
 
-    fn block_bytes(&self, cache: &Cache) -> usize {
-        match cache {
-            Cache::F32(pages) => pages.block_bytes(),
-            Cache::Bf16(pages) => pages.block_bytes(),
-        }
+    fn block_bytes(&self, cache: &Pages) -> usize {
+        cache.block_bytes()
     }
 
-    fn zero_blocks(&self, cache: &mut Cache, ids: &[u32]) -> Result<(), CpuError> {
+    fn zero_blocks(&self, cache: &mut Pages, ids: &[u32]) -> Result<(), CpuError> {
         for &id in ids {
             cache.block_mut(id).fill(0);
         }
         Ok(())
     }
 
-    fn read_blocks(&self, cache: &Cache, ids: &[u32], out: &mut [u8]) -> Result<(), CpuError> {
-        let size = self.block_bytes(cache);
+    fn read_blocks(&self, cache: &Pages, ids: &[u32], out: &mut [u8]) -> Result<(), CpuError> {
+        let size = cache.block_bytes();
         ids.iter().zip(out.chunks_exact_mut(size)).for_each(|(&id, out)| out.copy_from_slice(cache.block(id)));
         Ok(())
     }
 
-    fn write_blocks(&self, cache: &mut Cache, ids: &[u32], bytes: &[u8]) -> Result<(), CpuError> {
-        let size = self.block_bytes(cache);
+    fn write_blocks(&self, cache: &mut Pages, ids: &[u32], bytes: &[u8]) -> Result<(), CpuError> {
+        let size = cache.block_bytes();
         ids.iter().zip(bytes.chunks_exact(size)).for_each(|(&id, bytes)| cache.block_mut(id).copy_from_slice(bytes));
         Ok(())
     }
 
-    fn embed(&self, step: &Step, table: &Matrix, out: &mut Tensor) -> Result<(), CpuError> {
-        let cols = table.cols();
-        self.each_row(out, &|token, out| {
-            let row = step.plan.tokens[token] as usize;
-            self.isa.run(WidenRow { view: table.view(), cols, row, out });
-        });
+    fn embed(&self, step: &Step, table: &Matrix, scale: f32, out: &mut Tensor) -> Result<(), CpuError> {
+        out.each_row(&self.pool, &|token, out| embed(&table.view(), step.plan.tokens[token] as usize, scale, out));
         Ok(())
     }
 
-    fn rms_norm(&self, x: &Tensor, weight: &Vector, eps: f32, out: &mut Tensor) -> Result<(), CpuError> {
-        self.each_row(out, &|row, out| {
-            self.isa.run(NormRow { x: x.row(row), weight: weight.as_slice(), eps, out });
-        });
-        Ok(())
-    }
-
-    fn linear(&self, x: &Tensor, w: &Matrix, bias: Option<&Vector>, out: &mut Tensor) -> Result<(), CpuError> {
-        let (rows, cols) = (w.rows(), w.cols());
-        let padded = (cols % BLOCK != 0).then(|| {
-            let wide = cols.next_multiple_of(BLOCK);
-            let mut data = vec![0.0; x.rows * wide];
-            for row in 0..x.rows {
-                data[row * wide..][..cols].copy_from_slice(x.row(row));
-            }
-            data
-        });
-        let x: &[f32] = padded.as_deref().unwrap_or(&x.data);
-        let bias = bias.map(Vector::as_slice);
-        // Enough tasks that threads end together, each a whole number of row groups.
-        let step = rows.div_ceil(self.pool.threads() * 4).next_multiple_of(4);
-        let step = if self.pool.threads() == 1 { rows } else { step };
-        let (width, cuts) = (out.width, [0, out.rows]);
-        grid(&self.pool, &mut out.data, width, &cuts, step, &|tile| {
-            self.isa.run(LinearTile { view: w.view(), rows, cols, x, bias, y: tile });
-        });
-        Ok(())
-    }
-
-    fn rope_and_write_kv(
+    fn prepare_normed(
         &self,
-        step: &Step,
-        layer: usize,
-        [q, k, v]: &mut [Tensor; 3],
-        cache: &mut Cache,
+        x: &Tensor,
+        weight: &Vector,
+        eps: f32,
+        readers: &[&Matrix],
+        out: &mut Operand,
     ) -> Result<(), CpuError> {
-        let shape = match cache {
-            Cache::F32(pages) => pages.shape(),
-            Cache::Bf16(pages) => pages.shape(),
-        };
-        for tensor in [q, &mut *k] {
-            self.each_row(tensor, &|token, row| {
-                let turns = token * step.pairs..(token + 1) * step.pairs;
-                turn(row, shape.head_dim, &step.cosines[turns.clone()], &step.sines[turns]);
-            });
-        }
-        match cache {
-            Cache::F32(pages) => store(pages, layer, &step.plan, &shape, (k, v), |x| x),
-            Cache::Bf16(pages) => store(pages, layer, &step.plan, &shape, (k, v), to_bf16),
-        }
+        self.fill((x.data(), x.width()), Some((weight.as_slice(), eps)), readers, out)
+    }
+
+    fn prepare(&self, x: &Tensor, readers: &[&Matrix], out: &mut Operand) -> Result<(), CpuError> {
+        self.fill((x.data(), x.width()), None, readers, out)
+    }
+
+    fn linear(&self, x: &Operand, parts: &[&Linear<Self>], out: &mut Tensor) -> Result<(), CpuError> {
+        out.resize(x.rows())?;
+        self.side_by_side(x, parts, out);
         Ok(())
     }
 
-    fn paged_attention(
+    fn linear_add(&self, x: &Operand, part: &Linear<Self>, out: &mut Tensor) -> Result<(), CpuError> {
+        self.together(x, &[part], Finish::Add, out);
+        Ok(())
+    }
+
+    fn linear_gated(
         &self,
-        step: &Step,
-        layer: usize,
-        q: &Tensor,
-        cache: &Cache,
+        x: &Operand,
+        gate: &Linear<Self>,
+        up: &Linear<Self>,
+        activation: Activation,
         out: &mut Tensor,
     ) -> Result<(), CpuError> {
-        let heads =
-            |shape: CacheShape| Heads { group: q.width / (shape.kv_heads * shape.head_dim), dim: shape.head_dim };
-        let run = (&self.pool, self.isa);
-        match cache {
-            Cache::F32(pages) => {
-                attention::attend(run, &step.plan, (pages, layer), heads(pages.shape()), &q.data, &mut out.data);
-            }
-            Cache::Bf16(pages) => {
-                attention::attend(run, &step.plan, (pages, layer), heads(pages.shape()), &q.data, &mut out.data);
-            }
-        }
+        out.resize(x.rows())?;
+        self.together(x, &[gate, up], Finish::Gate(activation), out);
         Ok(())
     }
 
-    fn gated_silu(&self, gate: &mut Tensor, up: &Tensor) -> Result<(), CpuError> {
-        self.each_row(gate, &|row, gate| self.isa.run(Gate { gate, up: up.row(row) }));
+    fn low_rank(
+        &self,
+        x: &Operand,
+        rows: Range<usize>,
+        pair: &LowRank<Matrix>,
+        out: &mut Tensor,
+        column: usize,
+    ) -> Result<(), CpuError> {
+        Cpu::low_rank(self, x, rows, pair, out, column)
+    }
+
+    fn gated(&self, wide: &Tensor, activation: Activation, out: &mut Tensor) -> Result<(), CpuError> {
+        let width = out.width();
+        out.each_row(&self.pool, &|row, out| {
+            let (gate, up) = wide.row(row).split_at(width);
+            self.isa.run(Gate { activation, gate, up, out });
+        });
+        Ok(())
+    }
+
+    fn place(
+        &self,
+        step: &Step,
+        layer: usize,
+        (heads, attention): (Heads, &Attention),
+        norms: Option<(&[Vector; 2], f32)>,
+        qkv: &mut Tensor,
+        cache: &mut Pages,
+    ) -> Result<(), CpuError> {
+        let dim = heads.dim;
+        if norms.is_some() || attention.rope.is_some() {
+            qkv.each_row(&self.pool, &|token, row| {
+                let (q, rest) = row.split_at_mut(heads.query * dim);
+                let turns = step.turns(attention.rope, token);
+                for (part, heads) in [q, &mut rest[..heads.kv * dim]].into_iter().enumerate() {
+                    let norm = norms.map(|(weights, eps)| (weights[part].as_slice(), eps));
+                    self.isa.run(TurnHeads { heads, dim, norm, turns });
+                }
+            });
+        }
+        store(cache, layer, &step.plan, heads, qkv);
+        Ok(())
+    }
+
+    fn attend(
+        &self,
+        step: &Step,
+        layer: usize,
+        (heads, attention): (Heads, &Attention),
+        qkv: &Tensor,
+        cache: &Pages,
+        out: &mut Tensor,
+    ) -> Result<(), CpuError> {
+        let work = Work {
+            pool: &self.pool,
+            isa: self.isa,
+            plan: &step.plan,
+            cache: (cache, layer),
+            heads,
+            attention,
+            qkv: (qkv.data(), qkv.width()),
+        };
+        attend(&work, out.data_mut());
         Ok(())
     }
 
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<(), CpuError> {
-        self.each_row(x, &|row, x| x.iter_mut().zip(y.row(row)).for_each(|(x, y)| *x += y));
+        x.each_row(&self.pool, &|row, x| x.iter_mut().zip(y.row(row)).for_each(|(x, y)| *x += y));
+        Ok(())
+    }
+
+    fn add_normed(&self, x: &mut Tensor, y: &Tensor, weight: &Vector, eps: f32) -> Result<(), CpuError> {
+        x.each_row(&self.pool, &|row, x| self.isa.run(AddNormed { x, y: y.row(row), weight: weight.as_slice(), eps }));
+        Ok(())
+    }
+
+    fn softcap(&self, x: &mut Tensor, cap: f32) -> Result<(), CpuError> {
+        x.each_row(&self.pool, &|_, x| self.isa.run(SoftCap { x, cap }));
         Ok(())
     }
 
     fn gather(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) -> Result<(), CpuError> {
-        self.each_row(out, &|row, out| out.copy_from_slice(x.row(rows[row] as usize)));
+        out.each_row(&self.pool, &|row, out| out.copy_from_slice(x.row(rows[row] as usize)));
         Ok(())
     }
 
     fn poke(&self, x: &mut Tensor, row: usize, column: usize, value: f32) -> Result<(), CpuError> {
-        let width = x.width;
-        x.data[row * width + column] = value;
+        let width = x.width();
+        x.data_mut()[row * width + column] = value;
         Ok(())
     }
 
     fn sample(&self, logits: &mut Tensor, samples: &mut Samples) -> Result<(), CpuError> {
         let Samples { rows, drawn } = &*samples;
         let by_row = |logits_row: usize| rows.binary_search_by_key(&logits_row, |r| r.logits_row).ok();
-        let (width, cuts) = (logits.width, every(logits.rows, 1));
-        grid(&self.pool, &mut logits.data, width, &cuts, width, &|tile| {
+        let (width, cuts) = (logits.width(), every(logits.rows(), 1));
+        grid(&self.pool, logits.data_mut(), width, [&cuts, &[0, width]], &|tile| {
             let Some(index) = by_row(tile.rows().start) else { return };
             let SampleRow { logits_row, position, sampling, allowed } = &rows[index];
             let result = draw(tile.row(*logits_row), sampling, allowed.as_deref(), *position);
@@ -365,5 +306,25 @@ impl Backend for Cpu {
             }
         });
         Ok(())
+    }
+
+    fn all_reduce(&self, x: &mut Tensor) -> Result<(), CpuError> {
+        Ok(self.link.all_reduce(x.data_mut())?)
+    }
+
+    fn gather_columns(&self, x: &Tensor, out: &mut Tensor) -> Result<(), CpuError> {
+        Ok(self.link.gather_columns(x.data(), x.rows(), out.data_mut())?)
+    }
+
+    fn send(&self, x: &Tensor) -> Result<(), CpuError> {
+        Ok(self.link.send(x.data())?)
+    }
+
+    fn receive(&self, x: &mut Tensor) -> Result<(), CpuError> {
+        self.link.receive(|data| {
+            x.resize(data.len() / x.width())?;
+            x.data_mut().copy_from_slice(data);
+            Ok(())
+        })?
     }
 }

@@ -1,114 +1,157 @@
 //! The paged cache of keys and values.
 //!
-//! A block is contiguous: for each layer, for each head, keys `[dimension][slot]` and then values `[slot][dimension]`,
-//! where a slot is a token's place in its block. Keys lie dimension by dimension so that sixteen of them are scored
-//! at once. Slots (of keys) and dimensions (of values) are padded to whole vectors, the padding staying zero.
+//! A block is contiguous: for each layer, for each head, keys and then values, both as panels of words like packed
+//! weights. Keys are a matrix of slots (a slot is a token's place in its block) by dimensions, values one of dimensions
+//! by slots: scores and sums of values are products of a panel with a tile. What fills a last panel or word stays zero.
 
 use crate::lines::Lines;
-use crate::simd::{Element, LANES};
+use crate::simd::{LANES, Words, to_bf16};
 use bytemuck::{cast_slice, cast_slice_mut};
-use tie_bones_model::backend::CacheShape;
+use tie_bones_model::backend::{CacheShape, KvDtype};
 
-/// Keys and values of one element type.
-pub struct Pages<E> {
+/// Keys and values of all layers.
+pub struct Pages {
     shape: CacheShape,
-    data: Lines<E>,
+    data: Lines<u32>,
 }
 
-/// One head of one layer, in units of sixteen elements.
+/// One head of one layer.
 #[derive(Clone, Copy)]
-pub struct Layer<'a, E> {
-    data: &'a [[E; LANES]],
+pub struct Layer<'a> {
+    data: &'a [Words],
     block_stride: usize,
     start: usize,
-    /// Vectors of keys for one dimension.
-    pub slot_lanes: usize,
-    /// Vectors of one value.
-    pub dim_lanes: usize,
+    /// How many there are of what.
+    pub counts: Counts,
+}
+
+/// Sizes of one head of one block.
+#[derive(Clone, Copy)]
+pub struct Counts {
     /// Tokens of a block.
-    pub block_size: usize,
-    /// Dimensions of a head.
-    pub head_dim: usize,
+    pub slots: usize,
+    /// Panels of keys.
+    pub slot_panels: usize,
+    /// Words of one value dimension.
+    pub slot_words: usize,
+    /// Panels of values.
+    pub dim_panels: usize,
+    /// Words of one key.
+    pub dim_words: usize,
 }
 
-fn slot_lanes(shape: &CacheShape) -> usize {
-    shape.block_size_tokens.div_ceil(LANES)
+impl Counts {
+    fn of(shape: &CacheShape) -> Self {
+        let per_word = per_word(shape.dtype);
+        Self {
+            slots: shape.block_size_tokens,
+            slot_panels: shape.block_size_tokens.div_ceil(LANES),
+            slot_words: shape.block_size_tokens.div_ceil(per_word),
+            dim_panels: shape.head_dim.div_ceil(LANES),
+            dim_words: shape.head_dim.div_ceil(per_word),
+        }
+    }
+
+    /// Panel rows of the keys; those of the values follow.
+    fn keys(&self) -> usize {
+        self.slot_panels * self.dim_words
+    }
+
+    fn all(&self) -> usize {
+        self.keys() + self.dim_panels * self.slot_words
+    }
 }
 
-fn dim_lanes(shape: &CacheShape) -> usize {
-    shape.head_dim.div_ceil(LANES)
+/// Elements of a word.
+pub fn per_word(dtype: KvDtype) -> usize {
+    match dtype {
+        KvDtype::F32 => 1,
+        KvDtype::Bf16 => 2,
+    }
 }
 
-/// Vectors of one head of one layer of one block.
-fn head_lanes(shape: &CacheShape) -> usize {
-    shape.head_dim * slot_lanes(shape) + shape.block_size_tokens * dim_lanes(shape)
-}
-
-/// Elements of one block.
-fn block_len(shape: &CacheShape) -> Option<usize> {
-    shape.layer_count.checked_mul(shape.kv_heads)?.checked_mul(head_lanes(shape))?.checked_mul(LANES)
-}
-
-impl<'a, E: Element> Layer<'a, E> {
-    fn head(&self, block: u32) -> &'a [[E; LANES]] {
+impl<'a> Layer<'a> {
+    fn head(&self, block: u32) -> &'a [Words] {
         let start = block as usize * self.block_stride + self.start;
-        &self.data[start..start + self.head_dim * self.slot_lanes + self.block_size * self.dim_lanes]
+        &self.data[start..start + self.counts.all()]
     }
 
-    /// Keys of a block, `[dimension][vector of slots]`.
-    pub fn keys(&self, block: u32) -> &'a [[E; LANES]] {
-        &self.head(block)[..self.head_dim * self.slot_lanes]
+    /// A panel of keys: its words by dimension.
+    pub fn keys(&self, block: u32, panel: usize) -> &'a [Words] {
+        &self.head(block)[panel * self.counts.dim_words..][..self.counts.dim_words]
     }
 
-    /// Values of a block, `[slot][vector of dimensions]`.
-    pub fn values(&self, block: u32) -> &'a [[E; LANES]] {
-        &self.head(block)[self.head_dim * self.slot_lanes..]
+    /// Panels of values by dimension, each with its words by slot.
+    pub fn values(&self, block: u32) -> &'a [Words] {
+        &self.head(block)[self.counts.keys()..]
     }
 }
 
-impl<E: Element> Pages<E> {
+impl Pages {
     /// All zeros; `None` when memory is short.
     pub fn new(shape: CacheShape) -> Option<Self> {
-        let len = block_len(&shape)?.checked_mul(shape.block_count)?;
+        let heads = shape.layer_count.checked_mul(shape.kv_heads)?.checked_mul(shape.block_count)?;
+        let len = heads.checked_mul(Counts::of(&shape).all())?.checked_mul(LANES)?;
         Some(Self { data: Lines::zeroed(len)?, shape })
     }
 
     /// Its shape.
-    pub fn shape(&self) -> CacheShape {
-        self.shape
+    pub fn shape(&self) -> &CacheShape {
+        &self.shape
+    }
+
+    /// Words of a block.
+    fn block_len(&self) -> usize {
+        self.shape.layer_count * self.shape.kv_heads * Counts::of(&self.shape).all() * LANES
     }
 
     /// Bytes of a block.
     pub fn block_bytes(&self) -> usize {
-        self.data.len() / self.shape.block_count * size_of::<E>()
+        self.block_len() * size_of::<u32>()
     }
 
     /// One head of one layer.
-    pub fn layer(&self, layer: usize, head: usize) -> Layer<'_, E> {
-        let shape = &self.shape;
+    pub fn layer(&self, layer: usize, head: usize) -> Layer<'_> {
+        let counts = Counts::of(&self.shape);
         Layer {
             data: cast_slice(&self.data),
-            block_stride: self.data.len() / shape.block_count / LANES,
-            start: (layer * shape.kv_heads + head) * head_lanes(shape),
-            slot_lanes: slot_lanes(shape),
-            dim_lanes: dim_lanes(shape),
-            block_size: shape.block_size_tokens,
-            head_dim: shape.head_dim,
+            block_stride: self.block_len() / LANES,
+            start: (layer * self.shape.kv_heads + head) * counts.all(),
+            counts,
         }
     }
 
-    /// Stores the key and value of one token and head.
-    pub fn put(&mut self, (layer, head): (usize, usize), (block, slot): (u32, usize), k: &[E], v: &[E]) {
-        let shape = self.shape;
-        let block_len = self.data.len() / shape.block_count;
-        let head_len = head_lanes(&shape) * LANES;
-        let start = block as usize * block_len + (layer * shape.kv_heads + head) * head_len;
-        let (keys, values) =
-            self.data[start..start + head_len].split_at_mut(shape.head_dim * slot_lanes(&shape) * LANES);
-        for (row, k) in keys.chunks_exact_mut(slot_lanes(&shape) * LANES).zip(k) {
-            row[slot] = *k;
+    /// Stores the key and value of one token and head. The first slot clears the others: what a block held before is
+    /// never seen, not even as a NaN times nothing.
+    pub fn put(&mut self, (layer, head): (usize, usize), (block, slot): (u32, usize), k: &[f32], v: &[f32]) {
+        let counts = Counts::of(&self.shape);
+        let start = block as usize * self.block_len() + (layer * self.shape.kv_heads + head) * counts.all() * LANES;
+        let words = &mut self.data[start..start + counts.all() * LANES];
+        if slot == 0 {
+            words.fill(0);
         }
-        values[slot * dim_lanes(&shape) * LANES..][..v.len()].copy_from_slice(v);
+        let (keys, values) = words.split_at_mut(counts.keys() * LANES);
+        let keys = &mut keys[slot / LANES * counts.dim_words * LANES..][..counts.dim_words * LANES];
+        let panels = values.chunks_exact_mut(counts.slot_words * LANES).zip(v.chunks(LANES));
+        match self.shape.dtype {
+            KvDtype::F32 => {
+                let words = keys.iter_mut().skip(slot % LANES).step_by(LANES);
+                words.zip(k).for_each(|(word, k)| *word = k.to_bits());
+                for (panel, v) in panels {
+                    let lanes = &mut panel[slot * LANES..][..v.len()];
+                    lanes.iter_mut().zip(v).for_each(|(word, v)| *word = v.to_bits());
+                }
+            }
+            KvDtype::Bf16 => {
+                let words = keys.iter_mut().skip(slot % LANES).step_by(LANES);
+                let pairs = k.chunks(2).map(|k| k.iter().rev().fold(0, |word, &k| word << 16 | u32::from(to_bf16(k))));
+                words.zip(pairs).for_each(|(word, pair)| *word = pair);
+                for (panel, v) in panels {
+                    let lanes: &mut [[u16; 2]] = cast_slice_mut(&mut panel[slot / 2 * LANES..][..v.len()]);
+                    lanes.iter_mut().zip(v).for_each(|(pair, &v)| pair[slot % 2] = to_bf16(v));
+                }
+            }
+        }
     }
 
     /// A block as bytes.

@@ -42,32 +42,33 @@ impl Tile<'_> {
     }
 }
 
-/// Runs `task` once for each tile of `matrix`, whose rows have `width` columns. `cuts` are the ascending row borders,
-/// first and last included; every `step` columns begin a tile.
+/// Runs `task` once for each tile of `matrix`, whose rows have `width` columns. `down` and `over` are the ascending borders
+/// of rows and columns, first and last included.
 pub fn grid(
     pool: &Pool,
     matrix: &mut [f32],
     width: usize,
-    cuts: &[usize],
-    step: usize,
+    [down, over]: [&[usize]; 2],
     task: &(dyn Fn(&mut Tile<'_>) + Sync),
 ) {
-    assert!(cuts.windows(2).all(|pair| pair[0] <= pair[1]), "row borders ascend");
-    assert!(cuts.last().copied().unwrap_or(0) * width <= matrix.len() && step > 0, "tiles lie in the matrix");
-    let across = width.div_ceil(step);
+    let ascend = |cuts: &[usize]| cuts.windows(2).all(|pair| pair[0] <= pair[1]);
+    assert!(ascend(down) && ascend(over), "borders ascend");
+    let last = |cuts: &[usize]| cuts.last().copied().unwrap_or(0);
+    let needed = last(down).checked_mul(width);
+    assert!(needed.is_some_and(|len| len <= matrix.len()) && last(over) <= width, "tiles lie in the matrix");
+    let (rows, columns) = (down.len().saturating_sub(1), over.len().saturating_sub(1));
     let base = Base(matrix.as_mut_ptr());
     let base = &base;
-    pool.run(cuts.len().saturating_sub(1) * across, &|index| {
-        let (down, over) = (index / across, index % across);
-        let rows = cuts[down]..cuts[down + 1];
-        let columns = over * step..((over + 1) * step).min(width);
+    pool.run(rows * columns, &|index| {
+        let (row, column) = (index / columns, index % columns);
+        let (rows, columns) = (down[row]..down[row + 1], over[column]..over[column + 1]);
         task(&mut Tile { base: base.0, width, rows, columns, matrix: PhantomData });
     });
 }
 
-/// Row borders every `step` rows.
-pub fn every(rows: usize, step: usize) -> Vec<usize> {
-    (0..rows).step_by(step.max(1)).chain([rows]).collect()
+/// Borders of `len` rows or columns, every `step`.
+pub fn every(len: usize, step: usize) -> Vec<usize> {
+    (0..len).step_by(step.max(1)).chain([len]).collect()
 }
 
 #[cfg(test)]
@@ -80,7 +81,7 @@ mod tests {
         fn tiles_cover_every_element_once(rows in 0_usize..9, width in 1_usize..9, down in 1_usize..5, over in 1_usize..5) {
             let pool = Pool::new(2).unwrap();
             let mut matrix = vec![0.0; rows * width];
-            grid(&pool, &mut matrix, width, &every(rows, down), over, &|tile| {
+            grid(&pool, &mut matrix, width, [&every(rows, down), &every(width, over)], &|tile| {
                 for row in tile.rows() {
                     for value in tile.row(row) {
                         *value += 1.0;
@@ -94,6 +95,12 @@ mod tests {
     #[test]
     #[should_panic(expected = "tiles lie in the matrix")]
     fn a_matrix_too_small_is_refused() {
-        grid(&Pool::new(1).unwrap(), &mut [0.0; 5], 2, &[0, 3], 1, &|_| ());
+        grid(&Pool::new(1).unwrap(), &mut [0.0; 5], 2, [&[0, 3], &[0, 2]], &|_| ());
+    }
+
+    #[test]
+    #[should_panic(expected = "tiles lie in the matrix")]
+    fn a_size_that_wraps_is_refused() {
+        grid(&Pool::new(1).unwrap(), &mut [0.0; 5], usize::MAX / 2 + 1, [&[0, 2], &[0, 1]], &|_| ());
     }
 }

@@ -1,10 +1,13 @@
 //! Weights as slices of the mapped images.
 
+use crate::operand::Form;
 use crate::regions::Regions;
+use crate::simd::{LANES, Words};
+use std::ops::Range;
 use std::sync::Arc;
-use tie_bones_model::weights::{MatrixData, MatrixSpec, Span, VectorSpec};
+use tie_bones_model::weights::{BLOCK, MatrixData, MatrixSpec, PANEL, Span, VectorSpec};
 
-/// A matrix in the images.
+/// A matrix, or a rank's part of one, in the images.
 pub struct Matrix {
     spec: MatrixSpec,
     regions: Arc<Regions>,
@@ -16,29 +19,54 @@ pub struct Vector {
     regions: Arc<Regions>,
 }
 
-/// The numbers of a matrix, row-major.
+/// One kind of number of every panel of a matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct Panels<'a, E> {
+    data: &'a [E],
+    /// From one panel of the stored matrix to the next.
+    stride: usize,
+    /// The columns that are used, in units of E.
+    first: usize,
+    len: usize,
+}
+
+/// The numbers of a matrix, by panels.
 #[derive(Clone, Copy, Debug)]
 pub enum View<'a> {
-    /// 32-bit floats.
-    F32(&'a [f32]),
-    /// Upper halves of 32-bit floats.
-    Bf16(&'a [u16]),
-    /// w = scale · q
+    /// A word is a 32-bit float.
+    F32(Panels<'a, Words>),
+    /// A word is two bfloat16.
+    Bf16(Panels<'a, Words>),
+    /// w = scale · (q − 128); a word is four bytes.
     Int8 {
-        /// One byte an element.
-        q: &'a [i8],
-        /// 16-bit floats, one for 32 elements.
-        scale: &'a [u16],
+        /// Eight words a block.
+        q: Panels<'a, Words>,
+        /// 16-bit floats, one a block.
+        scale: Panels<'a, [u16; LANES]>,
     },
     /// w = scale · q + min, or scale · (q − 8)
     Int4 {
-        /// 16 bytes for 32 elements.
-        q: &'a [u8],
-        /// 16-bit floats.
-        scale: &'a [u16],
-        /// 16-bit floats.
-        min: Option<&'a [u16]>,
+        /// Four words a block.
+        q: Panels<'a, Words>,
+        /// 16-bit floats, one a block.
+        scale: Panels<'a, [u16; LANES]>,
+        /// 16-bit floats, one a block.
+        min: Option<Panels<'a, [u16; LANES]>>,
     },
+}
+
+impl<'a, E> Panels<'a, E> {
+    /// Panels of `stride` units, of each of which `used` are read; `first` of them are left out before.
+    pub fn new(data: &'a [E], stride: usize, used: Range<usize>, first: usize) -> Self {
+        Self { data: &data[first * stride..], stride, first: used.start, len: used.len() }
+    }
+
+    /// The units of one panel.
+    #[inline(always)]
+    #[allow(clippy::inline_always)]
+    pub fn of(&self, panel: usize) -> &'a [E] {
+        &self.data[panel * self.stride + self.first..][..self.len]
+    }
 }
 
 impl Matrix {
@@ -49,28 +77,45 @@ impl Matrix {
 
     /// Outputs.
     pub fn rows(&self) -> usize {
-        self.spec.rows
+        self.spec.rows.len()
     }
 
     /// Inputs.
     pub fn cols(&self) -> usize {
-        self.spec.cols
+        self.spec.cols.len()
+    }
+
+    /// How it wants what it is multiplied with.
+    pub fn form(&self) -> Form {
+        match self.spec.data {
+            MatrixData::F32(_) => Form::F32,
+            MatrixData::Bf16(_) => Form::Bf16,
+            MatrixData::Int8 { .. } | MatrixData::Int4 { .. } => Form::Bytes,
+        }
     }
 
     /// The numbers.
     pub fn view(&self) -> View<'_> {
-        match self.spec.data {
-            MatrixData::F32(span) => View::F32(self.cast(span)),
-            MatrixData::Bf16(span) => View::Bf16(self.cast(span)),
-            MatrixData::Int8 { q, scale } => View::Int8 { q: self.cast(q), scale: self.cast(scale) },
-            MatrixData::Int4 { q, scale, min } => {
-                View::Int4 { q: self.cast(q), scale: self.cast(scale), min: min.map(|span| self.cast(span)) }
+        match &self.spec.data {
+            MatrixData::F32(span) => View::F32(self.panels(*span, 1, 1)),
+            MatrixData::Bf16(span) => View::Bf16(self.panels(*span, 2, 1)),
+            MatrixData::Int8 { q, scale } => {
+                View::Int8 { q: self.panels(*q, BLOCK, 8), scale: self.panels(*scale, BLOCK, 1) }
             }
+            MatrixData::Int4 { q, scale, min } => View::Int4 {
+                q: self.panels(*q, BLOCK, 4),
+                scale: self.panels(*scale, BLOCK, 1),
+                min: min.map(|span| self.panels(span, BLOCK, 1)),
+            },
         }
     }
 
-    fn cast<E: bytemuck::Pod>(&self, span: Span) -> &[E] {
-        bytemuck::cast_slice(self.regions.bytes(span))
+    /// Numbers of which `units` cover `group` columns.
+    fn panels<E: bytemuck::Pod>(&self, span: Span, group: usize, units: usize) -> Panels<'_, E> {
+        let spec = &self.spec;
+        let data = bytemuck::cast_slice(self.regions.bytes(span));
+        let at = |column: usize| column.div_ceil(group) * units;
+        Panels::new(data, at(spec.stored_cols), at(spec.cols.start)..at(spec.cols.end), spec.rows.start / PANEL)
     }
 }
 

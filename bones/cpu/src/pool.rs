@@ -8,13 +8,15 @@
 //! workers are inside. A worker joins by a compare-and-swap that fails once the operation is closed, so the caller may
 //! return as soon as the count is zero.
 
-use std::cell::UnsafeCell;
+use crate::sync::{
+    Arc, AtomicBool, AtomicU64, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, Ordering, UnsafeCell,
+    fence, spin_loop, yield_now,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::PoisonError;
 
-const SPINS: u32 = 4000;
+/// Looks at the state before a worker sleeps. A model needs one look that is in vain.
+const SPINS: u32 = if cfg!(loom) { 2 } else { 4000 };
 const OPEN: u64 = 1 << 16;
 const STOP: u64 = 1 << 17;
 const OPERATION: u64 = 1 << 18;
@@ -69,7 +71,7 @@ impl Pool {
         let mut pool = Self { shared, workers: Vec::new(), turn: Mutex::new(()) };
         for index in 1..threads.min(MAX_THREADS) {
             let shared = Arc::clone(&pool.shared);
-            let worker = std::thread::Builder::new().name(format!("bones-{index}")).spawn(move || shared.work())?;
+            let worker = Builder::new().name(format!("bones-{index}")).spawn(move || shared.work())?;
             pool.workers.push(worker);
         }
         Ok(pool)
@@ -92,22 +94,24 @@ impl Pool {
         // waits for them on every path: nothing between can unwind.
         let erased = unsafe { std::mem::transmute::<&Task<'_>, &'static Task<'static>>(task) };
         // SAFETY: this thread holds `turn`, the last operation was closed, and nobody is inside.
-        unsafe { *shared.job.get() = Some(Job { task: erased, tasks }) };
+        shared.job.with_mut(|job| unsafe { *job = Some(Job { task: erased, tasks }) });
         shared.next.store(0, Ordering::Relaxed);
         shared.open();
         let mine = catch_unwind(AssertUnwindSafe(|| shared.claim(tasks, task)));
         shared.close();
+        // Taken before the turn ends: the next caller's tasks are not ours.
+        let theirs = shared.panicked.swap(false, Ordering::Relaxed);
         drop(turn);
         if let Err(panic) = mine {
             resume_unwind(panic);
         }
-        assert!(!shared.panicked.swap(false, Ordering::Relaxed), "a task panicked in a worker");
+        assert!(!theirs, "a task panicked in a worker");
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.state.fetch_or(STOP, Ordering::SeqCst);
+        self.shared.state.fetch_or(STOP, Ordering::Release);
         self.shared.ring();
         for worker in self.workers.drain(..) {
             // A worker catches what its tasks throw: it has nothing to report.
@@ -119,8 +123,10 @@ impl Drop for Pool {
 impl Shared {
     fn open(&self) {
         let state = self.state.load(Ordering::Relaxed);
-        self.state.store((state & !INSIDE).wrapping_add(OPERATION) | OPEN, Ordering::SeqCst);
-        if self.asleep.load(Ordering::SeqCst) > 0 {
+        self.state.store((state & !INSIDE).wrapping_add(OPERATION) | OPEN, Ordering::Release);
+        // Pairs with the fence in `sleep`: either the sleeper is counted here, or it sees the new state there.
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) > 0 {
             self.ring();
         }
     }
@@ -130,7 +136,7 @@ impl Shared {
         let mut spins = 0;
         while self.state.load(Ordering::Acquire) & INSIDE != 0 {
             spins += 1;
-            if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+            if spins < SPINS { spin_loop() } else { yield_now() }
         }
     }
 
@@ -159,7 +165,7 @@ impl Shared {
                 continue;
             }
             // SAFETY: this worker is inside, so the job was written before `open` and stays until it leaves.
-            let job = unsafe { *self.job.get() };
+            let job = self.job.with(|job| unsafe { *job });
             if let Some(Job { task, tasks }) = job {
                 // SAFETY: `run` keeps the task alive until everybody has left.
                 let task = unsafe { &*task };
@@ -187,7 +193,7 @@ impl Shared {
     fn wait(&self, done: u64) -> Option<u64> {
         let mut spins = 0;
         loop {
-            let state = self.state.load(Ordering::SeqCst);
+            let state = self.state.load(Ordering::Acquire);
             if state & STOP != 0 {
                 return None;
             }
@@ -196,7 +202,7 @@ impl Shared {
             }
             spins += 1;
             if spins < SPINS {
-                std::hint::spin_loop();
+                spin_loop();
             } else {
                 self.sleep(state);
                 spins = 0;
@@ -206,12 +212,13 @@ impl Shared {
 
     fn sleep(&self, seen: u64) {
         let mut gate = lock(&self.gate);
-        self.asleep.fetch_add(1, Ordering::SeqCst);
+        self.asleep.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
         // Others joining or leaving changes the low bits only.
-        while (self.state.load(Ordering::SeqCst) ^ seen) & !INSIDE == 0 {
+        while (self.state.load(Ordering::Acquire) ^ seen) & !INSIDE == 0 {
             gate = self.bell.wait(gate).unwrap_or_else(PoisonError::into_inner);
         }
-        self.asleep.fetch_sub(1, Ordering::SeqCst);
+        self.asleep.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -220,7 +227,7 @@ fn lock(mutex: &Mutex<()>) -> MutexGuard<'_, ()> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -19,7 +19,7 @@ impl Batch {
     #[new]
     #[pyo3(signature = (
         *, token_ids, query_lens, context_lens, block_tables, block_table_offsets, sample, sampling,
-        allowed_mask = None, want_logits = false, want_all_logits = false, poison = None
+        allowed_mask = None, adapters = None, want_logits = false, want_all_logits = false, poison = None
     ))]
     fn new(
         token_ids: &Bound<'_, PyAny>,
@@ -30,6 +30,7 @@ impl Batch {
         sample: &Bound<'_, PyAny>,
         sampling: Vec<Option<Bound<'_, Sampling>>>,
         allowed_mask: Option<&Bound<'_, PyAny>>,
+        adapters: Option<&Bound<'_, PyAny>>,
         want_logits: bool,
         want_all_logits: bool,
         poison: Option<(usize, f32)>,
@@ -48,6 +49,7 @@ impl Batch {
             sample: numbers("sample", sample)?,
             sampling: parameters(sampling),
             allowed_mask: allowed_mask.map(|mask| shaped("allowed_mask", mask, 2)).transpose()?,
+            adapters: adapters.map(|adapters| numbers("adapters", adapters)).transpose()?,
             want_logits,
             poison,
         }))

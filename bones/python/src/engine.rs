@@ -59,7 +59,8 @@ impl Engine {
 impl Engine {
     #[new]
     #[pyo3(signature = (
-        model, *, block_count, block_size_tokens, kv_dtype, threads, isa = None, fault_injection = false
+        model, *, block_count, block_size_tokens, kv_dtype, threads, tensor_parallel = 1, pipeline_parallel = 1,
+        isa = None, fault_injection = false
     ))]
     fn new(
         py: Python<'_>,
@@ -68,6 +69,8 @@ impl Engine {
         block_size_tokens: i64,
         kv_dtype: &str,
         threads: i64,
+        tensor_parallel: i64,
+        pipeline_parallel: i64,
         isa: Option<&str>,
         fault_injection: bool,
     ) -> PyResult<Self> {
@@ -75,6 +78,8 @@ impl Engine {
             block_count: count("block_count", block_count)?,
             block_size_tokens: count("block_size_tokens", block_size_tokens)?,
             kv_dtype: self::kv_dtype(kv_dtype)?,
+            tensor_parallel: count("tensor_parallel", tensor_parallel)?,
+            pipeline_parallel: count("pipeline_parallel", pipeline_parallel)?,
             fault_injection,
         };
         let threads = count("threads", threads)?;
@@ -84,10 +89,10 @@ impl Engine {
         let isa = isa.map_or_else(Isa::from_environment, Isa::named).map_err(batch)?;
         guarded("engine", || {
             py.detach(|| {
-                let cpu = Cpu::new(model.regions.clone(), threads, isa).map_err(bones)?;
-                let executor = Executor::new(cpu, &model.description, &model.table, options).map_err(engine)?;
+                let backend = |link| Cpu::new(model.regions.clone(), threads, isa, link);
+                let executor = Executor::new(&model.resolved, &options, backend).map_err(engine)?;
                 Ok(Self {
-                    vocab_size: model.description.vocab_size,
+                    vocab_size: model.resolved.description.vocab_size,
                     isa,
                     block_count: options.block_count,
                     block_size_tokens: options.block_size_tokens,

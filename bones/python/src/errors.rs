@@ -25,10 +25,7 @@ pub fn batch(error: impl Display) -> PyErr {
 
 /// An engine's error by whose fault it is.
 pub fn engine(error: EngineError<CpuError>) -> PyErr {
-    match error {
-        EngineError::Backend(error) => bones(error),
-        error => batch(error),
-    }
+    if error.is_callers_fault() { batch(error) } else { bones(error) }
 }
 
 /// Runs `work`, turning a panic into an exception that says where, not what: a panic's text may hold values.

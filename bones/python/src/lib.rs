@@ -4,6 +4,7 @@ mod arrays;
 mod batch;
 mod engine;
 mod errors;
+mod limits;
 mod model;
 mod outcome;
 mod sampling;
@@ -19,6 +20,8 @@ mod _native {
     use crate::engine::Engine;
     #[pymodule_export]
     use crate::errors::{BatchError, BonesError, DescriptionError, WeightsError};
+    #[pymodule_export]
+    use crate::limits::{measure_gemm_peak, measure_read_bandwidth};
     #[pymodule_export]
     use crate::model::Model;
     #[pymodule_export]

@@ -7,14 +7,13 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use tie_bones_cpu::regions::Regions;
 use tie_bones_model::description::Description;
-use tie_bones_model::weights::WeightTable;
+use tie_bones_model::model::Model as Resolved;
 
 /// A decoder: its description and where its weights lie.
 #[pyclass(frozen, module = "tie.bones._native")]
 pub struct Model {
-    pub description: Description,
+    pub resolved: Resolved,
     pub regions: Arc<Regions>,
-    pub table: WeightTable,
 }
 
 /// A file of our own for a descriptor of the caller's.
@@ -34,54 +33,72 @@ fn map(regions: &[i32]) -> PyResult<Regions> {
         .map_err(|error| WeightsError::new_err(format!("weights cannot be mapped: {error}")))
 }
 
+fn resolve(description: &str, regions: &Regions, adapters: &[(String, i32)]) -> PyResult<Resolved> {
+    let description = Description::from_json(description).map_err(|e| DescriptionError::new_err(e.to_string()))?;
+    let images = regions.images();
+    let (weights, rest) = images.split_at(images.len() - adapters.len());
+    let adapters: Vec<_> = adapters.iter().zip(rest).map(|((name, _), &image)| (name.as_str(), image)).collect();
+    Resolved::resolve(description, weights, &adapters).map_err(|e| WeightsError::new_err(e.to_string()))
+}
+
 #[pymethods]
 impl Model {
     #[new]
-    fn new(py: Python<'_>, description_json: &str, regions: Vec<i32>) -> PyResult<Self> {
+    #[pyo3(signature = (description_json, regions, adapters = Vec::new()))]
+    fn new(
+        py: Python<'_>,
+        description_json: &str,
+        regions: Vec<i32>,
+        adapters: Vec<(String, i32)>,
+    ) -> PyResult<Self> {
         guarded("model", || {
             py.detach(|| {
-                let description =
-                    Description::from_json(description_json).map_err(|e| DescriptionError::new_err(e.to_string()))?;
-                let regions = Arc::new(map(&regions)?);
-                let table = WeightTable::resolve(&description, &regions.images())
-                    .map_err(|e| WeightsError::new_err(e.to_string()))?;
-                Ok(Self { description, regions, table })
+                let fds: Vec<i32> = regions.iter().copied().chain(adapters.iter().map(|(_, fd)| *fd)).collect();
+                let regions = Arc::new(map(&fds)?);
+                let resolved = resolve(description_json, &regions, &adapters)?;
+                Ok(Self { resolved, regions })
             })
         })
     }
 
     #[getter]
     fn vocab_size(&self) -> usize {
-        self.description.vocab_size
+        self.resolved.description.vocab_size
     }
 
     #[getter]
     fn context_length(&self) -> usize {
-        self.description.context_length
+        self.resolved.description.context_length
     }
 
     #[getter]
     fn layer_count(&self) -> usize {
-        self.description.layer_count
+        self.resolved.description.layer_count
     }
 
     #[getter]
     fn kv_heads(&self) -> usize {
-        self.description.kv_heads
+        self.resolved.description.kv_heads
     }
 
     #[getter]
     fn head_dim(&self) -> usize {
-        self.description.head_dim
+        self.resolved.description.head_dim
+    }
+
+    /// Names of the adapters, as batches count them.
+    #[getter]
+    fn adapter_names(&self) -> Vec<String> {
+        self.resolved.adapters.iter().map(|adapter| adapter.name.clone()).collect()
     }
 
     #[getter]
     fn weight_bytes(&self) -> u64 {
-        self.table.bytes
+        self.resolved.bytes()
     }
 
     fn __repr__(&self) -> String {
-        let d = &self.description;
-        format!("<Model of {} layers, {} bytes of weights>", d.layer_count, self.table.bytes)
+        let d = &self.resolved.description;
+        format!("<Model of {} layers, {} bytes of weights>", d.layer_count, self.resolved.bytes())
     }
 }

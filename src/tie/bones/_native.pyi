@@ -16,6 +16,8 @@ __all__ = [
     "Outcome",
     "Sampling",
     "WeightsError",
+    "measure_gemm_peak",
+    "measure_read_bandwidth",
 ]
 
 class BonesError(Exception):
@@ -35,11 +37,18 @@ class Model:
     """A decoder over mapped weights. Several engines may share it.
 
     `description_json` is the bundle's `[model]` table. `regions` are descriptors of its safetensors images, in any
-    order; they are duplicated and mapped read-only. The caller has verified them and nobody writes them any more.
-    Raises DescriptionError, WeightsError.
+    order; `adapters` are the names of LoRA adapters, each with the descriptor of its image. They are duplicated and
+    mapped read-only. The caller has verified them and nobody writes them any more. Raises DescriptionError,
+    WeightsError.
     """
 
-    def __new__(cls, description_json: str, regions: Sequence[int]) -> Model: ...
+    def __new__(
+        cls, description_json: str, regions: Sequence[int], adapters: Sequence[tuple[str, int]] = ...
+    ) -> Model: ...
+    @property
+    def adapter_names(self) -> list[str]:
+        """In the order in which batches count them."""
+
     @property
     def vocab_size(self) -> int: ...
     @property
@@ -111,6 +120,7 @@ class Batch:
         sample: NDArray[np.bool_],
         sampling: Sequence[Sampling | None],
         allowed_mask: NDArray[np.uint32] | None = None,
+        adapters: NDArray[np.int32] | None = None,
         want_logits: bool = False,
         want_all_logits: bool = False,
         poison: tuple[int, float] | None = None,
@@ -123,6 +133,7 @@ class Batch:
         sample: S, whether to sample after the row's last token.
         sampling: S, given where sample is set.
         allowed_mask: [S, ceil(V / 32)]: bit i of word j allows token 32 j + i.
+        adapters: S: which of the model's adapters a row uses, -1 for none.
         want_logits: return the logits of each row's last position, [S, V].
         want_all_logits: return the logits of each position, [T, V].
         poison: (row, value) puts a value into the row's logits; for engines made with fault_injection only.
@@ -154,7 +165,7 @@ class Engine:
     """A model with a paged KV cache and threads of its own. Calls from several threads take turns.
 
     A row's results do not depend on the other rows, on how its prompt is cut into chunks, on its blocks' numbers or on
-    `threads`, bit for bit; they may differ between instruction sets.
+    `threads`, bit for bit; they may differ in rounding between instruction sets and numbers of ranks.
     """
 
     def __new__(
@@ -165,10 +176,15 @@ class Engine:
         block_size_tokens: int,
         kv_dtype: Literal["f32", "bf16"],
         threads: int,
+        tensor_parallel: int = 1,
+        pipeline_parallel: int = 1,
         isa: Literal["avx512", "avx2", "portable"] | None = None,
         fault_injection: bool = False,
     ) -> Engine:
         """
+        threads: of each rank.
+        tensor_parallel: ranks that share each layer by whole key and value heads, unevenly where need be.
+        pipeline_parallel: stages that share the layers.
         isa: instruction set; by default the one that BONES_ISA names, else the best of this machine.
         fault_injection: accepts `Batch.poison`; for tests.
         Raises BatchError for a parameter out of range, BonesError when memory or threads are short.
@@ -193,3 +209,9 @@ class Engine:
 
     def write_blocks(self, ids: Sequence[int], buffer: bytes | NDArray[np.uint8], /) -> None:
         """Overwrites blocks with what `read_blocks` of an engine with the same model and options gave."""
+
+def measure_read_bandwidth(bytes: int, threads: int) -> float:
+    """Bytes a second that `threads` read together, sweeping `bytes` of memory; the best of several passes."""
+
+def measure_gemm_peak(kind: str, threads: int) -> float:
+    """Operations a second of `threads` together without touching memory; kind is f32, bf16 or int8."""

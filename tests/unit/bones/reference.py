@@ -1,4 +1,4 @@
-"""A Llama-family decoder in a page of NumPy, in 64-bit floats: what Bones must compute, however it does it."""
+"""A decoder in a page of NumPy, in 64-bit floats: what Bones must compute, rounded where it rounds."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from unit.bones.arithmetic import EXACT, Arithmetic, Floats
 
-Floats = NDArray[np.float64]
 Weights = Mapping[str, Floats]
 
 
 def describe(**changes: Any) -> dict[str, Any]:
-    """A small description; keys of `rope` are given as `rope={...}`, the rest by name."""
+    """A small description; any key by name. `window`, and keys of `rope`, are those of its one kind of attention."""
     rope = {"theta": 10000.0, "rotary_dim": changes.get("head_dim", 16)} | changes.pop("rope", {})
+    kind = {"rope": rope} | ({"window": changes.pop("window")} if "window" in changes else {})
     return {
         "architecture": "llama",
-        "layout": "rows-1",
+        "layout": "panels-1",
         "dtype": "f32",
         "hidden_size": 64,
         "intermediate_size": 96,
@@ -30,9 +30,14 @@ def describe(**changes: Any) -> dict[str, Any]:
         "context_length": 96,
         "norm_eps": 1e-5,
         "tied_embeddings": True,
-        "attention_bias": False,
         "activation": "silu",
-        "rope": rope,
+        "qkv_bias": False,
+        "output_bias": False,
+        "mlp_bias": False,
+        "qk_norm": False,
+        "post_norms": False,
+        "layer_pattern": ["global"],
+        "attention": {"global": kind},
     } | changes
 
 
@@ -46,8 +51,15 @@ def shapes(d: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "attn.o.weight": (hidden, query), "mlp.gate.weight": (inner, hidden), "mlp.up.weight": (inner, hidden),
         "mlp.down.weight": (hidden, inner),
     }  # fmt: skip
-    if d["attention_bias"]:
-        layer |= {"attn.q.bias": (query,), "attn.k.bias": (kv,), "attn.v.bias": (kv,)}
+    optional: dict[str, dict[str, tuple[int, ...]]] = {
+        "qkv_bias": {"attn.q.bias": (query,), "attn.k.bias": (kv,), "attn.v.bias": (kv,)},
+        "output_bias": {"attn.o.bias": (hidden,)},
+        "mlp_bias": {"mlp.gate.bias": (inner,), "mlp.up.bias": (inner,), "mlp.down.bias": (hidden,)},
+        "qk_norm": {"attn.q_norm.weight": (d["head_dim"],), "attn.k_norm.weight": (d["head_dim"],)},
+        "post_norms": {"attn_post_norm.weight": (hidden,), "mlp_post_norm.weight": (hidden,)},
+    }
+    for flag, vectors in optional.items():
+        layer |= vectors if d[flag] else {}
     found: dict[str, tuple[int, ...]] = {"embed.weight": (vocab, hidden), "norm.weight": (hidden,)}
     if not d["tied_embeddings"]:
         found["lm_head.weight"] = (vocab, hidden)
@@ -68,18 +80,43 @@ def random_weights(d: Mapping[str, Any], seed: int = 0) -> dict[str, Floats]:
     return weights
 
 
-def logits(d: Mapping[str, Any], weights: Weights, tokens: Sequence[int]) -> Floats:
+def logits(d: Mapping[str, Any], weights: Weights, tokens: Sequence[int], numbers: Arithmetic = EXACT) -> Floats:
     """After each token: `[tokens, vocabulary]`."""
-    x = weights["embed.weight"][list(tokens)]
+
+    def add(x: Floats, y: Floats, post_norm: Floats | None) -> Floats:
+        return x + (y if post_norm is None else _norm(y, post_norm, d["norm_eps"]))
+
+    x = weights["embed.weight"][list(tokens)] * d.get("embedding_scale", 1.0)
     for index in range(d["layer_count"]):
         layer = {name.removeprefix(f"layers.{index}."): w for name, w in weights.items()}
-        x = x + _attention(d, layer, _norm(x, layer["attn_norm.weight"], d["norm_eps"]))
-        inner = _norm(x, layer["mlp_norm.weight"], d["norm_eps"])
-        gate = inner @ layer["mlp.gate.weight"].T
-        x = x + (gate / (1 + np.exp(-gate)) * (inner @ layer["mlp.up.weight"].T)) @ layer["mlp.down.weight"].T
-    head = weights["embed.weight" if d["tied_embeddings"] else "lm_head.weight"]
-    result: Floats = _norm(x, weights["norm.weight"], d["norm_eps"]) @ head.T
+        kind = d["attention"][d["layer_pattern"][index % len(d["layer_pattern"])]]
+        mixed = _attention(d, kind, layer, _norm(x, layer["attn_norm.weight"], d["norm_eps"]), numbers)
+        x = add(x, mixed, layer.get("attn_post_norm.weight"))
+        turned = _mlp(d, layer, _norm(x, layer["mlp_norm.weight"], d["norm_eps"]), numbers)
+        x = add(x, turned, layer.get("mlp_post_norm.weight"))
+    head = "embed" if d["tied_embeddings"] else "lm_head"
+    return _capped(
+        _linear(weights, head, _norm(x, weights["norm.weight"], d["norm_eps"]), numbers), d.get("logit_softcap")
+    )
+
+
+def _linear(layer: Weights, name: str, x: Floats, numbers: Arithmetic) -> Floats:
+    matrix = f"{name}.weight"
+    result: Floats = numbers.operand(x, matrix) @ layer[matrix].T + layer.get(f"{name}.bias", 0.0)
     return result
+
+
+def _capped(x: Floats, cap: float | None) -> Floats:
+    return x if cap is None else cap * np.tanh(x / cap)
+
+
+def _mlp(d: Mapping[str, Any], layer: Weights, x: Floats, numbers: Arithmetic) -> Floats:
+    gate = _linear(layer, "mlp.gate", x, numbers)
+    if d["activation"] == "silu":
+        gate = gate / (1 + np.exp(-gate))
+    else:
+        gate = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+    return _linear(layer, "mlp.down", gate * _linear(layer, "mlp.up", x, numbers), numbers)
 
 
 def _norm(x: Floats, weight: Floats, eps: float) -> Floats:
@@ -87,21 +124,25 @@ def _norm(x: Floats, weight: Floats, eps: float) -> Floats:
     return result
 
 
-def _attention(d: Mapping[str, Any], layer: Weights, x: Floats) -> Floats:
+def _attention(d: Mapping[str, Any], kind: Mapping[str, Any], layer: Weights, x: Floats, numbers: Arithmetic) -> Floats:
     def heads(name: str, count: int) -> Floats:
-        out: Floats = x @ layer[f"attn.{name}.weight"].T + layer.get(f"attn.{name}.bias", 0.0)
-        return out.reshape(len(x), count, d["head_dim"])
+        return _linear(layer, f"attn.{name}", x, numbers).reshape(len(x), count, d["head_dim"])
+
+    def placed(name: str, count: int) -> Floats:
+        out = heads(name, count)
+        if d["qk_norm"]:
+            out = _norm(out, layer[f"attn.{name}_norm.weight"], d["norm_eps"])
+        return _turn(kind["rope"], out) if "rope" in kind else out
 
     group = d["query_heads"] // d["kv_heads"]
-    q = _turn(d["rope"], heads("q", d["query_heads"]))
-    k = np.repeat(_turn(d["rope"], heads("k", d["kv_heads"])), group, axis=1)
-    v = np.repeat(heads("v", d["kv_heads"]), group, axis=1)
-    scores = np.einsum("qhd,khd->hqk", q, k) / math.sqrt(d["head_dim"])
-    scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
-    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    shares /= shares.sum(axis=-1, keepdims=True)
-    mixed: Floats = np.einsum("hqk,khd->qhd", shares, v).reshape(len(x), -1) @ layer["attn.o.weight"].T
-    return mixed
+    q = numbers.cached(placed("q", d["query_heads"]) * d.get("attention_scale", d["head_dim"] ** -0.5))
+    k = np.repeat(numbers.cached(placed("k", d["kv_heads"])), group, axis=1)
+    v = np.repeat(numbers.cached(heads("v", d["kv_heads"])), group, axis=1)
+    scores = _capped(np.einsum("qhd,khd->hqk", q, k), d.get("attention_softcap"))
+    ages = np.arange(len(x))[:, None] - np.arange(len(x))
+    scores = np.where((ages >= 0) & (ages < kind.get("window", len(x))), scores, -np.inf)
+    mixed = np.einsum("hqk,khd->qhd", numbers.shares(scores), v).reshape(len(x), -1)
+    return _linear(layer, "attn.o", mixed, numbers)
 
 
 def _turn(rope: Mapping[str, Any], x: Floats) -> Floats:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tie.bones import Batch, Engine, Model, Outcome, Sampling
 
 GREEDY = Sampling(0.0)
+_OTHERS = 1000
 
 
 @dataclass
@@ -63,11 +64,24 @@ class Driver:
         assert found is not None
         return found
 
-    def follow(self, tokens: Sequence[int], splits: Sequence[int] = (), sequence: int = 0) -> NDArray[np.float32]:
-        """Logits of every token of one sequence, fed in chunks that end at `splits`."""
-        cuts = [0, *splits, len(tokens)]
-        chunks = [tokens[a:b] for a, b in pairwise(cuts)]
-        return np.concatenate([self.logits([Chunk(sequence, chunk, None)]) for chunk in chunks])
+    def follow(
+        self, tokens: Sequence[int], splits: Sequence[int] = (), sequence: int = 0, company: int = 0, slot: int = 0
+    ) -> NDArray[np.float32]:
+        """Logits of every token of one sequence, fed in chunks that end at `splits`, as row `slot` beside `company`
+        others, which feed some tokens at first and one a step afterwards."""
+        found = []
+        for begin, end in pairwise([0, *splits, len(tokens)]):
+            lengths = [1 if begin else 1 + i % 5 for i in range(company)]
+            rows = [Chunk(_OTHERS + i, [tokens[-i % len(tokens)]] * n, None) for i, n in enumerate(lengths)]
+            rows.insert(slot, Chunk(sequence, tokens[begin:end], None))
+            first = sum(len(row.tokens) for row in rows[:slot])
+            found.append(self.logits(rows)[first : first + end - begin])
+        return np.concatenate(found)
+
+    def share(self, whose: int, blocks: int, sequence: int) -> None:
+        """Lets a new sequence begin with another's first blocks, which are full."""
+        self.tables[sequence] = self.tables[whose][:blocks]
+        self.contexts[sequence] = blocks * self.engine.block_size_tokens
 
 
 def int32(values: Any) -> NDArray[np.int32]:

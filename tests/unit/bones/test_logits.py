@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from unit.bones import reference
+from unit.bones.arithmetic import Arithmetic, Forms
 from unit.bones.images import FORMS, build
 from unit.bones.sequences import Chunk, driver, tokens_of
 
@@ -34,7 +35,7 @@ ROPES: dict[str, dict[str, Any]] = {
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "untied": {"tied_embeddings": False},
-    "biases": {"attention_bias": True},
+    "biases": {"qkv_bias": True},
     "no groups": {"kv_heads": 4},
     "one key head": {"query_heads": 6, "kv_heads": 1},
     "wide heads": {"head_dim": 80},
@@ -43,6 +44,33 @@ KINDS: dict[str, dict[str, Any]] = {
     "partial rotary": {"rope": {"rotary_dim": 10, "theta": 500.0}},
     "odd widths": {"hidden_size": 50, "intermediate_size": 77, "vocab_size": 131},
     "one token vocabulary": {"vocab_size": 1},
+    "all biases": {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+    "gelu": {"activation": "gelu_tanh"},
+    "scaled": {"embedding_scale": 8.0, "attention_scale": 0.4},
+    "capped": {"attention_softcap": 1.5, "logit_softcap": 2.0},
+    "head norms": {"qk_norm": True},
+    "post norms": {"post_norms": True},
+    "a window": {"window": 7},
+    "a window of one": {"window": 1},
+    "no positions": {"attention": {"global": {}}},
+    "kinds": {
+        "layer_count": 5,
+        "layer_pattern": ["near", "near", "far", "blind"],
+        "attention": {
+            "near": {"window": 12, "rope": {"theta": 100.0, "rotary_dim": 16}},
+            "far": {"rope": {"theta": 1e6, "rotary_dim": 8}},
+            "blind": {},
+        },
+    },
+    "everything": {
+        "activation": "gelu_tanh",
+        "embedding_scale": 8.0,
+        "attention_scale": 0.2,
+        "attention_softcap": 5.0,
+        "logit_softcap": 10.0,
+        "window": 20,
+        **dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias", "qk_norm", "post_norms"), True),
+    },
 } | {name: {"rope": {"scaling": scaling}} for name, scaling in ROPES.items()}
 SETS = ("avx512", "avx2", "portable")
 
@@ -57,48 +85,96 @@ def instruction_set(name: str) -> str:
     return name
 
 
-def relative(found: Any, wanted: Any) -> float:
-    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+KV = ("f32", "bf16")
+# Where reference and engine differ by a last bit beside a tie, they round apart, and what follows differs by about a
+# rounding. Such flips are few; elsewhere the two agree to f32's own precision. Both are relative to the largest logit.
+USUAL, FLIPPED = 1e-6, 4e-2
+
+
+def apart(found: Any, wanted: Any) -> Any:
+    """The largest difference of each row."""
+    return np.abs(found - wanted).max(axis=-1) / np.abs(wanted).max()
+
+
+def differences(forms: Forms, kv: str, isa: str | None = None, seeds: int = 4, **changes: Any) -> Any:
+    """Of every row of several random models."""
+    found = []
+    for seed in range(seeds):
+        model, description, weights = build(forms, seed, **changes)
+        tokens = tokens_of(36, seed, vocab=description["vocab_size"])
+        run = driver(model, isa=isa, kv_dtype=kv)
+        numbers = Arithmetic(forms, kv, run.engine.block_size_tokens)
+        wanted = reference.logits(description, weights, tokens, numbers)
+        found.append(apart(run.follow(tokens, splits=[11, 12, 30]), wanted))
+    return np.concatenate(found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_agrees_with_the_reference(kind: str) -> None:
-    model, description, weights = build(**KINDS[kind])
-    tokens = tokens_of(45, vocab=description["vocab_size"])
-    found = driver(model).follow(tokens, splits=[11, 12, 30])
-    assert relative(found, reference.logits(description, weights, tokens)) < 2e-5
+    assert differences("f32", "f32", seeds=2, **KINDS[kind]).max() < 2e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_agrees_where_everything_is_bf16(kind: str) -> None:
+    found = differences("bf16", "bf16", **KINDS[kind])
+    assert np.quantile(found, 0.25) < USUAL
+    assert found.max() < FLIPPED
 
 
 @pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("kv", KV)
 @pytest.mark.parametrize("form", FORMS)
-def test_every_stored_form_agrees_on_every_instruction_set(form: str, isa: str) -> None:
-    model, description, weights = build(form, tied_embeddings=False, hidden_size=96, intermediate_size=160)
-    tokens = tokens_of(40)
-    found = driver(model, isa=instruction_set(isa)).follow(tokens, splits=[20, 37, 38, 39])
-    assert relative(found, reference.logits(description, weights, tokens)) < 2e-5
+def test_every_stored_form_agrees_on_every_instruction_set(form: str, kv: str, isa: str) -> None:
+    found = differences(form, kv, instruction_set(isa), tied_embeddings=False, hidden_size=96, intermediate_size=160)
+    assert np.median(found) < USUAL
+    assert found.max() < (2e-5 if form == kv == "f32" else FLIPPED)
 
 
-@pytest.mark.parametrize("form", ["f32", "bf16"])
-def test_rows_that_are_not_whole_blocks_are_read_in_both_float_forms(form: str) -> None:
-    model, description, weights = build(form, **KINDS["odd widths"])
-    tokens = tokens_of(9)
-    assert relative(driver(model).follow(tokens), reference.logits(description, weights, tokens)) < 2e-5
+def of_many_forms(matrix: str) -> str:
+    """As importers mix them: matrices that read the same activations want them in different forms."""
+    forms = {"attn.q": "int4", "attn.k": "bf16", "attn.v": "f32", "mlp.gate": "int4_min", "mlp.up": "bf16"}
+    return next((form for stem, form in forms.items() if stem in matrix), "int8")
+
+
+def test_forms_may_be_mixed_within_a_model() -> None:
+    found = differences(of_many_forms, "f32", tied_embeddings=False)
+    assert np.median(found) < USUAL
+    assert found.max() < FLIPPED
+
+
+@pytest.mark.parametrize(("forms", "kv", "low", "high"), [
+    ("bf16", "f32", 2e-3, 1e-2),
+    ("f32", "bf16", 2e-3, 1e-2),
+    ("int8", "f32", 1e-2, 3.5e-2),
+    ("int4", "f32", 1e-2, 3.5e-2),
+    ("int4_min", "f32", 1e-2, 3.5e-2),
+])  # fmt: skip
+@pytest.mark.parametrize("hidden", [64, 256])
+def test_rounded_activations_are_this_far_from_exact_ones(
+    forms: Forms, kv: str, low: float, high: float, hidden: int
+) -> None:
+    """Over all logits, relative to their norm; the weights are what their form stands for on both sides."""
+    sizes = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "head_dim": hidden // 4}
+    for seed in range(128 // hidden or 1):
+        model, description, weights = build(forms, seed, **sizes)
+        tokens = tokens_of(24, seed)
+        exact = reference.logits(description, weights, tokens)
+        error = np.linalg.norm(driver(model, kv_dtype=kv).follow(tokens) - exact) / np.linalg.norm(exact)
+        assert low < error < high
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 17, 64])
-def test_any_block_size_gives_the_same_logits(block_size: int) -> None:
-    model, description, weights = build()
-    tokens = tokens_of(70)
-    found = driver(model, block_count=80, block_size_tokens=block_size).follow(tokens, splits=[33, 34])
-    assert relative(found, reference.logits(description, weights, tokens)) < 2e-5
-
-
-def test_a_bf16_cache_is_close() -> None:
-    model, description, weights = build()
-    tokens = tokens_of(60)
-    wanted = reference.logits(description, weights, tokens)
-    error = relative(driver(model, kv_dtype="bf16").follow(tokens, splits=[50]), wanted)
-    assert 1e-5 < error < 2e-2
+@pytest.mark.parametrize("kv", KV)
+def test_any_block_size_agrees(block_size: int, kv: str) -> None:
+    found = []
+    for seed in range(3):
+        model, description, weights = build(seed=seed)
+        tokens = tokens_of(90, seed)
+        run = driver(model, block_count=90, block_size_tokens=block_size, kv_dtype=kv)
+        wanted = reference.logits(description, weights, tokens, Arithmetic("f32", kv, block_size))
+        found.append(apart(run.follow(tokens, splits=[33, 34]), wanted))
+    assert np.quantile(found, 0.25) < USUAL
+    assert np.max(found) < (2e-5 if kv == "f32" else 2e-3)
 
 
 def test_last_logits_and_all_logits_are_the_same_numbers() -> None:

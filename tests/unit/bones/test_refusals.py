@@ -24,7 +24,10 @@ def model() -> Model:
 
 
 def arrays() -> dict[str, Any]:
-    return {name: values.astype("<f4") for name, values in random_weights(describe()).items()}
+    parts: dict[str, Any] = {}
+    for name, values in random_weights(describe()).items():
+        parts |= stored(name, values, "f32")[0]
+    return parts
 
 
 def load(*images: bytes, **changes: Any) -> Model:
@@ -39,6 +42,7 @@ def test_descriptions_are_refused_by_field() -> None:
         (json.dumps(describe(surprise=1)), "unknown field `surprise`"),
         (json.dumps(describe(rope={"scaling": {"kind": "magic"}})), "unknown variant `magic`"),
         (json.dumps(describe(head_dim=0)), "head_dim is 0, must be 2 to 1024"),
+        (json.dumps(describe(layout="rows-1")), "import the model again"),
         (json.dumps(describe(query_heads=5)), "query_heads is 5, must be a multiple of kv_heads"),
         (json.dumps(describe()).replace("1e-05", "NaN"), "expected value"),
     ):
@@ -66,10 +70,10 @@ def test_quantised_rows_must_be_whole_blocks() -> None:
     parts: dict[str, Any] = {}
     for name, values in random_weights(d).items():
         parts |= stored(name, values, "f32")[0]
-    down = parts.pop("layers.0.mlp.down.weight")
+    del parts["layers.0.mlp.down.weight"]
     parts |= {
-        "layers.0.mlp.down.weight.q": down.astype("i1"),
-        "layers.0.mlp.down.weight.scale": np.zeros((64, 2), "<f2"),
+        "layers.0.mlp.down.weight.q": np.zeros((4, 20, 16, 4), "u1"),
+        "layers.0.mlp.down.weight.scale": np.zeros((4, 2, 16), "<f2"),
     }
     with pytest.raises(WeightsError, match="rows of 80 elements, quantised rows must be a multiple of 32"):
         load(image(parts), intermediate_size=80)

@@ -1,159 +1,254 @@
-//! Attention of a few rows to one sequence's cached keys and values.
+//! Attention of a few rows to one sequence's cached keys and values, with a running softmax.
 //!
-//! A row is one query head of one token. Scores, softmax and the sum of values walk the positions of the sequence from
-//! the first on, whatever rows share the call, so a row's result depends on its own query and the cache alone.
+//! A row is one query head of one token; rows of a tile share the reading of the cache. Positions are taken in steps of
+//! four panels of keys, and steps in chunks of [`CHUNK`] panels. A chunk's result is put together from its steps, a row's
+//! from its chunks, both from the first position on; where a step or a chunk begins depends on nothing but its position.
+//! What a row does not see adds exact zeros. So a row's result depends on its own query and the cache alone, and chunks
+//! may be computed apart and merged afterwards.
 
-use crate::cache::Layer;
-use crate::simd::{Element, Kernel, LANES, Simd, exp};
+use crate::cache::{Layer, per_word};
+use crate::kernels::rows::capped;
+use crate::kernels::stored::{Bf16, F32, Stored};
+use crate::simd::{Kernel, LANES, Simd, exp};
 use bytemuck::{cast_slice, cast_slice_mut};
+use std::ops::Range;
+use tie_bones_model::backend::KvDtype;
 
-/// Up to this many rows share the reading of the cache.
-pub const ROWS: usize = 4;
-/// Vectors of a value that are summed together.
-const WIDE: usize = 4;
+/// Most rows of a tile.
+pub const ROWS: usize = 8;
+/// Panels of keys whose scores are in flight together.
+const STEP: usize = 4;
+/// Panels of a chunk.
+pub const CHUNK: usize = 16;
+/// Below every score that occurs; a running maximum begins here.
+const FLOOR: f32 = -1e30;
 
-/// Attends up to [`ROWS`] rows.
-pub struct AttendTile<'a, E> {
-    /// Queries `[rows, head_dim]`, already multiplied by the softmax scale.
-    pub q: &'a [f32],
-    /// How many positions each row sees; ascending, at least 1.
-    pub limits: &'a [usize],
+/// What rows have seen so far.
+pub struct State<'a> {
+    /// Running maximum of each row.
+    pub highest: &'a mut [f32],
+    /// Sum of the shares of each row.
+    pub sum: &'a mut [f32],
+    /// Sums of values `[rows][dimensions, padded to whole panels]`.
+    pub values: &'a mut [[f32; LANES]],
+}
+
+/// Numbers that the state of `rows` rows takes, for heads of `panels` panels.
+pub fn state_len(rows: usize, panels: usize) -> usize {
+    rows * (2 + panels * LANES)
+}
+
+impl<'a> State<'a> {
+    /// A state in a buffer of [`state_len`] numbers.
+    #[inline(always)]
+    pub fn over(buffer: &'a mut [f32], rows: usize) -> Self {
+        let (head, values) = buffer.split_at_mut(2 * rows);
+        let (highest, sum) = head.split_at_mut(rows);
+        Self { highest, sum, values: cast_slice_mut(values) }
+    }
+
+    /// Nothing seen.
+    #[inline(always)]
+    pub fn clear(&mut self) {
+        self.highest.fill(FLOOR);
+        self.sum.fill(0.0);
+        self.values.fill([0.0; LANES]);
+    }
+}
+
+/// Sees one chunk of a sequence.
+pub struct SeeChunk<'a> {
+    /// Queries as words `[words of a head][rows]`, scaled.
+    pub q: &'a [u32],
+    /// Positions that each row sees.
+    pub seen: &'a [Range<usize>],
     /// The sequence's blocks.
     pub blocks: &'a [u32],
     /// One layer and head of the cache.
-    pub cache: Layer<'a, E>,
-    /// Room for scores, kept between calls.
-    pub scores: &'a mut Vec<f32>,
-    /// Results `[rows, padded head_dim]`.
-    pub out: &'a mut [f32],
+    pub cache: Layer<'a>,
+    /// Its type.
+    pub dtype: KvDtype,
+    /// Bound of the scores.
+    pub softcap: Option<f32>,
+    /// Panels of keys, counted over all blocks.
+    pub panels: Range<usize>,
+    /// Cleared, then what the chunk gave.
+    pub state: State<'a>,
 }
 
-impl<E: Element> Kernel for AttendTile<'_, E> {
+impl Kernel for SeeChunk<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        match self.limits.len() {
-            1 => self.attend::<S, 1>(s),
-            2 => self.attend::<S, 2>(s),
-            3 => self.attend::<S, 3>(s),
-            _ => self.attend::<S, ROWS>(s),
+    fn run<S: Simd>(self, s: S) {
+        match self.dtype {
+            KvDtype::F32 => self.of_type::<S, F32>(s),
+            KvDtype::Bf16 => self.of_type::<S, Bf16>(s),
         }
     }
 }
 
-impl<E: Element> AttendTile<'_, E> {
+// Loops, not closures: what the compiler does not inline here would lack the instruction set.
+impl SeeChunk<'_> {
     #[inline(always)]
-    fn attend<S: Simd, const R: usize>(&mut self, s: S) {
-        let seen = self.limits[R - 1];
-        // Scores are written in whole vectors, whose last lanes may lie beyond the last block.
-        let stride = (seen + 2 * LANES).next_multiple_of(LANES);
-        let mut scores = std::mem::take(self.scores);
-        scores.resize(scores.len().max(R * stride), 0.0);
-        self.score::<S, R>(s, seen, stride, &mut scores);
-        let mut shares = [0.0; R];
-        for (row, share) in shares.iter_mut().enumerate() {
-            *share = softmax(s, &mut scores[row * stride..(row + 1) * stride], self.limits[row]);
-        }
-        let vectors = self.cache.dim_lanes;
-        let mut first = 0;
-        while first < vectors {
-            match vectors - first {
-                1 => self.weigh::<S, R, 1>(s, first, seen, stride, &scores, shares),
-                2 => self.weigh::<S, R, 2>(s, first, seen, stride, &scores, shares),
-                3 => self.weigh::<S, R, 3>(s, first, seen, stride, &scores, shares),
-                _ => self.weigh::<S, R, WIDE>(s, first, seen, stride, &scores, shares),
-            }
-            first += WIDE;
-        }
-        *self.scores = scores;
-    }
-
-    /// q · k for every position; sixteen keys at a time, dimension by dimension.
-    #[inline(always)]
-    fn score<S: Simd, const R: usize>(&self, s: S, seen: usize, stride: usize, scores: &mut [f32]) {
-        let Layer { block_size, slot_lanes, head_dim, .. } = self.cache;
-        for (index, &block) in self.blocks[..seen.div_ceil(block_size)].iter().enumerate() {
-            let keys = self.cache.keys(block);
-            let in_block = block_size.min(seen - index * block_size);
-            for lane in 0..in_block.div_ceil(LANES) {
-                let mut sums = [s.splat(0.0); R];
-                for dim in 0..head_dim {
-                    let key = E::widen(s, &keys[dim * slot_lanes + lane]);
-                    for (row, sum) in sums.iter_mut().enumerate() {
-                        *sum = s.fma(s.splat(self.q[row * head_dim + dim]), key, *sum);
-                    }
-                }
-                let position = index * block_size + lane * LANES;
-                for (row, sum) in sums.into_iter().enumerate() {
-                    let at = row * stride + position;
-                    s.store(sum, lanes(&mut scores[at..at + LANES]));
-                }
-            }
+    fn of_type<S: Simd, T: Stored>(mut self, s: S) {
+        self.state.clear();
+        match self.seen.len() {
+            1 => self.steps::<S, T, 1>(s),
+            2 => self.steps::<S, T, 2>(s),
+            3 => self.steps::<S, T, 3>(s),
+            4 => self.steps::<S, T, 4>(s),
+            _ => self.steps::<S, T, ROWS>(s),
         }
     }
 
-    /// The sum of values by their shares, position by position, for `W` vectors of the head.
     #[inline(always)]
-    fn weigh<S: Simd, const R: usize, const W: usize>(
+    fn steps<S: Simd, T: Stored, const R: usize>(&mut self, s: S) {
+        for first in self.panels.clone().step_by(STEP) {
+            let panels = first..self.panels.end.min(first + STEP);
+            let mut shares = [[[0.0; LANES]; STEP]; R];
+            for (place, panel) in panels.clone().enumerate() {
+                self.score::<S, T, R>(s, panel, place, &mut shares);
+            }
+            let mut kept = [0.0; R];
+            let mut words = [[[0; LANES]; R]; STEP];
+            for row in 0..R {
+                kept[row] = self.share(s, row, &mut shares[row][..panels.len()]);
+                for (place, share) in shares[row][..panels.len()].iter().enumerate() {
+                    words[place][row] = T::words(s, share);
+                }
+            }
+            self.weigh::<S, T, R>(s, panels, &words, kept);
+        }
+    }
+
+    /// Scores of one panel, what a row does not see being at the floor.
+    #[inline(always)]
+    fn score<S: Simd, T: Stored, const R: usize>(
+        &self,
+        s: S,
+        panel: usize,
+        place: usize,
+        scores: &mut [[[f32; LANES]; STEP]; R],
+    ) {
+        let counts = self.cache.counts;
+        let (block, part) = (panel / counts.slot_panels, panel % counts.slot_panels);
+        let keys = self.cache.keys(self.blocks[block], part);
+        let q: &[[u32; R]] = cast_slice(self.q);
+        let mut sums = [s.splat(0.0); R];
+        for (key, q) in keys.iter().zip(q) {
+            let key = s.words(key);
+            for row in 0..R {
+                sums[row] = T::dot(s, sums[row], key, q[row]);
+            }
+        }
+        let position = block * counts.slots + part * LANES;
+        let valid = LANES.min(counts.slots - part * LANES);
+        for row in 0..R {
+            if let Some(cap) = self.softcap {
+                sums[row] = capped(s, sums[row], cap);
+            }
+            let scores = &mut scores[row][place];
+            s.store(sums[row], scores);
+            let seen = &self.seen[row];
+            let first = seen.start.saturating_sub(position).min(LANES);
+            let end = seen.end.saturating_sub(position).min(valid);
+            if first > 0 || end < LANES {
+                scores[..first].fill(FLOOR);
+                scores[end.max(first)..].fill(FLOOR);
+            }
+        }
+    }
+
+    /// Turns a row's scores into shares of its new maximum, and gives what its sums so far are worth under it.
+    #[inline(always)]
+    fn share<S: Simd>(&mut self, s: S, row: usize, scores: &mut [[f32; LANES]]) -> f32 {
+        let mut highest = s.splat(self.state.highest[row]);
+        for scores in &*scores {
+            highest = s.max(s.load(scores), highest);
+        }
+        let highest = s.highest(highest);
+        let mut sum = s.splat(0.0);
+        for scores in scores {
+            let score = s.load(scores);
+            let share = s.above(score, s.splat(FLOOR), exp(s, s.add(score, s.splat(-highest))));
+            s.store(share, scores);
+            sum = s.add(sum, share);
+        }
+        let kept = exp_of(s, self.state.highest[row] - highest);
+        self.state.sum[row] = self.state.sum[row] * kept + s.sum(sum);
+        self.state.highest[row] = highest;
+        kept
+    }
+
+    /// Adds the values by their shares.
+    #[inline(always)]
+    fn weigh<S: Simd, T: Stored, const R: usize>(
         &mut self,
         s: S,
-        first: usize,
-        seen: usize,
-        stride: usize,
-        scores: &[f32],
-        shares: [f32; R],
+        panels: Range<usize>,
+        shares: &[[[u32; LANES]; R]; STEP],
+        kept: [f32; R],
     ) {
-        let Layer { block_size, dim_lanes, .. } = self.cache;
-        let mut sums = [[s.splat(0.0); W]; R];
-        for (index, &block) in self.blocks[..seen.div_ceil(block_size)].iter().enumerate() {
-            let position = index * block_size;
-            let values = self.cache.values(block);
-            for (slot, value) in values.chunks_exact(dim_lanes).take(seen - position).enumerate() {
-                let mut vectors = [s.splat(0.0); W];
-                for (vector, value) in vectors.iter_mut().zip(&value[first..first + W]) {
-                    *vector = E::widen(s, value);
-                }
-                for (row, sum) in sums.iter_mut().enumerate() {
-                    let share = s.splat(scores[row * stride + position + slot]);
-                    for (sum, vector) in sum.iter_mut().zip(vectors) {
-                        *sum = s.fma(share, vector, *sum);
+        let counts = self.cache.counts;
+        let words = LANES / per_word(self.dtype);
+        for dim in 0..counts.dim_panels {
+            let mut sums = [s.splat(0.0); R];
+            for row in 0..R {
+                let before = s.load(&self.state.values[row * counts.dim_panels + dim]);
+                sums[row] = s.mul(before, s.splat(kept[row]));
+            }
+            for (panel, shares) in panels.clone().zip(shares) {
+                let (block, part) = (panel / counts.slot_panels, panel % counts.slot_panels);
+                let values = &self.cache.values(self.blocks[block])[dim * counts.slot_words..][..counts.slot_words];
+                let end = counts.slot_words.min((part + 1) * words);
+                for (word, value) in values[part * words..end].iter().enumerate() {
+                    let value = s.words(value);
+                    for row in 0..R {
+                        sums[row] = T::dot(s, sums[row], value, shares[row][word]);
                     }
                 }
             }
-        }
-        let out: &mut [[f32; LANES]] = cast_slice_mut(self.out);
-        for (row, (sum, share)) in sums.into_iter().zip(shares).enumerate() {
-            for (vector, sum) in sum.into_iter().enumerate() {
-                s.store(s.div(sum, s.splat(share)), &mut out[row * dim_lanes + first + vector]);
+            for row in 0..R {
+                s.store(sums[row], &mut self.state.values[row * counts.dim_panels + dim]);
             }
         }
     }
 }
 
 #[inline(always)]
-fn lanes(slice: &mut [f32]) -> &mut [f32; LANES] {
-    &mut cast_slice_mut(slice)[0]
+fn exp_of<S: Simd>(s: S, x: f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    s.store(exp(s, s.splat(x)), &mut lanes);
+    lanes[0]
 }
 
-/// Turns the first `limit` scores into unnormalised shares, the rest into 0, and gives the sum of the shares.
-#[inline(always)]
-fn softmax<S: Simd>(s: S, scores: &mut [f32], limit: usize) -> f32 {
-    let used = limit.next_multiple_of(LANES);
-    scores[limit..used].fill(f32::NEG_INFINITY);
-    let mut highest = s.splat(f32::NEG_INFINITY);
-    for x in cast_slice::<_, [f32; LANES]>(&scores[..used]) {
-        highest = s.max(s.load(x), highest);
+/// Merges what a later chunk gave into what the earlier ones gave.
+pub struct Merge<'a, 'b, 'c> {
+    /// The earlier ones.
+    pub into: &'b mut State<'a>,
+    /// The later one.
+    pub from: &'b State<'c>,
+}
+
+impl Kernel for Merge<'_, '_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let rows = self.into.sum.len();
+        let panels = self.into.values.len() / rows;
+        for row in 0..rows {
+            let (before, later) = (self.into.highest[row], self.from.highest[row]);
+            let highest = if later > before { later } else { before };
+            let (kept, added) = (exp_of(s, before - highest), exp_of(s, later - highest));
+            self.into.sum[row] = self.into.sum[row] * kept + self.from.sum[row] * added;
+            self.into.highest[row] = highest;
+            let values = row * panels..(row + 1) * panels;
+            for (into, from) in self.into.values[values.clone()].iter_mut().zip(&self.from.values[values]) {
+                let sum = s.fma(s.load(from), s.splat(added), s.mul(s.load(into), s.splat(kept)));
+                s.store(sum, into);
+            }
+        }
     }
-    let lowest = s.splat(-s.highest(highest));
-    for x in cast_slice_mut::<_, [f32; LANES]>(&mut scores[..used]) {
-        let share = exp(s, s.add(s.load(x), lowest));
-        s.store(share, x);
-    }
-    scores[limit..].fill(0.0);
-    let mut sum = s.splat(0.0);
-    for x in cast_slice::<_, [f32; LANES]>(&scores[..used]) {
-        sum = s.add(s.load(x), sum);
-    }
-    s.sum(sum)
 }

@@ -1,200 +1,121 @@
-//! Multiplies rows of activations by rows of weights.
+//! Multiplies all rows of activations with some panels of weights, and finishes the results.
 //!
-//! Four weight rows are multiplied by up to four activation rows at a time. Each product of two rows has one vector
-//! accumulator that walks along K in steps of sixteen and is summed at the end: that order is the same for every number
-//! of activation rows. Up to four activation rows take the weights straight from memory, widened in registers; for more,
-//! four weight rows are widened once into a buffer that stays in the first-level cache. Both see the same floats.
+//! Activations are taken in passes that stay in the second-level cache; within a pass each panel of weights is read
+//! once and multiplied with tile after tile. One pass holds every row of an ordinary decoding batch, so that such a
+//! batch reads each weight once.
 
-use crate::grid::Tile;
-use crate::kernels::stored::{
-    Bytes, Floats, GROUP, Halves, Lines, Nibbles, Rows, Scratch, ahead, bf16, group, pad, split, widen,
-};
+use crate::grid::Tile as OutTile;
+use crate::kernels::product::{Products, product};
+use crate::kernels::rows::activated;
 use crate::matrix::View;
-use crate::simd::{Kernel, Pair, Simd};
-use bytemuck::cast_slice;
-use tie_bones_model::weights::BLOCK;
+use crate::operand::{Form, Operand, TILE};
+use crate::simd::{Kernel, LANES, Simd};
+use bytemuck::cast_slice_mut;
+use std::ops::Range;
+use tie_bones_model::description::Activation;
 
-/// Activation rows multiplied together.
-const TALL: usize = 4;
-/// Activation rows for which widened weight rows are reused: they stay in the second-level cache.
-const PASS: usize = 64;
+/// Bytes of activations that a pass may take.
+const PASS_BYTES: usize = 384 << 10;
 
-/// `y[m, n] = x[m] · w[n] + bias[n]` for one tile of y.
-pub struct LinearTile<'a, 'y> {
+/// What becomes of the products.
+#[derive(Clone, Copy)]
+pub enum Finish {
+    /// `y = products`
+    Store,
+    /// `y += products`
+    Add,
+    /// `y = act(first products) · second products`
+    Gate(Activation),
+}
+
+/// A matrix with its bias.
+#[derive(Clone, Copy)]
+pub struct Part<'a> {
     /// The weights.
     pub view: View<'a>,
-    /// Rows of the weights.
-    pub rows: usize,
-    /// K.
-    pub cols: usize,
-    /// Activations `[M, K]`, each row padded with zeros to whole pairs.
-    pub x: &'a [f32],
-    /// Added to each row of the result.
+    /// Added to each row of products.
     pub bias: Option<&'a [f32]>,
-    /// All M rows of some columns of the result.
-    pub y: &'a mut Tile<'y>,
+    /// How it reads activations.
+    pub form: Form,
 }
 
-/// The products of four weight rows with `TALL` or fewer activation rows; `next` is read soon.
-#[inline(always)]
-fn product<S: Simd, R: Rows<S>, const M: usize>(
-    s: S,
-    w: R,
-    x: [&[Pair<f32>]; M],
-    next: Lines<'_>,
-) -> [[f32; GROUP]; M] {
-    let blocks = x[0].len();
-    let w = w.cut(blocks);
-    let mut sums = [[s.splat(0.0); GROUP]; M];
-    let mut next = next.chunks_exact(R::LINES);
-    for block in 0..blocks {
-        for line in next.next().unwrap_or_default() {
-            s.prefetch(line);
-        }
-        let mut pairs = [[s.splat(0.0); 2]; M];
-        for (pair, x) in pairs.iter_mut().zip(&x) {
-            *pair = [s.load(&x[block][0]), s.load(&x[block][1])];
-        }
-        for row in 0..GROUP {
-            let [low, high] = w.pair(s, row, block);
-            for (sum, pair) in sums.iter_mut().zip(&pairs) {
-                sum[row] = s.fma(high, pair[1], s.fma(low, pair[0], sum[row]));
-            }
-        }
-    }
-    let mut out = [[0.0; GROUP]; M];
-    for (out, sum) in out.iter_mut().zip(sums) {
-        *out = s.sum4(sum);
-    }
-    out
-}
-
-/// Products with any number of activation rows; `put` gets the row and its four results.
-#[inline(always)]
-fn products<S: Simd, R: Rows<S>>(
-    s: S,
-    w: R,
-    x: &[Pair<f32>],
-    blocks: usize,
-    next: Lines<'_>,
-    put: &mut impl FnMut(usize, [f32; GROUP]),
-) {
-    let row = |m: usize| &x[m * blocks..(m + 1) * blocks];
-    let rows = x.len() / blocks;
-    let (mut m, mut next) = (0, next);
-    while m + TALL <= rows {
-        let four = product::<S, R, TALL>(s, w, [row(m), row(m + 1), row(m + 2), row(m + 3)], next);
-        next = &[];
-        for (i, sums) in four.into_iter().enumerate() {
-            put(m + i, sums);
-        }
-        m += TALL;
-    }
-    match rows - m {
-        3 => {
-            let three = product::<S, R, 3>(s, w, [row(m), row(m + 1), row(m + 2)], next);
-            for (i, sums) in three.into_iter().enumerate() {
-                put(m + i, sums);
-            }
-        }
-        2 => {
-            let two = product::<S, R, 2>(s, w, [row(m), row(m + 1)], next);
-            for (i, sums) in two.into_iter().enumerate() {
-                put(m + i, sums);
-            }
-        }
-        1 => put(m, product::<S, R, 1>(s, w, [row(m)], next)[0]),
-        _ => (),
-    }
-}
-
-/// Products straight from memory for few activation rows, over widened rows for many.
-#[inline(always)]
-fn multiply<S: Simd, R: Rows<S>>(
-    s: S,
-    w: R,
-    x: &[Pair<f32>],
-    blocks: usize,
-    next: Lines<'_>,
-    wide: &mut Vec<Pair<f32>>,
-    put: &mut impl FnMut(usize, [f32; GROUP]),
-) {
-    if R::FLOATS || x.len() <= TALL * blocks {
-        products(s, w, x, blocks, next, put);
-    } else {
-        widen(s, w, blocks, next, wide);
-        products(s, Floats(split(wide, blocks)), x, blocks, &[], put);
-    }
-}
-
-impl LinearTile<'_, '_> {
-    #[inline(always)]
-    fn group<S: Simd>(
-        &self,
-        s: S,
-        first: usize,
-        x: &[Pair<f32>],
-        scratch: &mut Scratch,
-        put: &mut impl FnMut(usize, [f32; GROUP]),
-    ) {
-        let (rows, cols, blocks) = (self.rows, self.cols, scratch.blocks);
-        let ragged = cols % BLOCK != 0;
-        match self.view {
-            View::F32(data) if ragged => {
-                pad(group(data, cols, first, rows), blocks, &mut scratch.wide, |x| x);
-                products(s, Floats(split(&scratch.wide, blocks)), x, blocks, &[], put);
-            }
-            View::Bf16(data) if ragged => {
-                pad(group(data, cols, first, rows), blocks, &mut scratch.wide, bf16);
-                products(s, Floats(split(&scratch.wide, blocks)), x, blocks, &[], put);
-            }
-            View::F32(data) => {
-                let w = Floats(group(cast_slice(data), blocks, first, rows));
-                multiply(s, w, x, blocks, ahead(data, cols, first), &mut scratch.wide, put);
-            }
-            View::Bf16(data) => {
-                let w = Halves(group(cast_slice(data), blocks, first, rows));
-                multiply(s, w, x, blocks, ahead(data, cols, first), &mut scratch.wide, put);
-            }
-            View::Int8 { q, scale } => {
-                scratch.widen_scales(s, group(scale, blocks, first, rows), None, false);
-                let w = Bytes { q: group(cast_slice(q), blocks, first, rows), scale: split(&scratch.scale, blocks) };
-                multiply(s, w, x, blocks, ahead(q, cols, first), &mut scratch.wide, put);
-            }
-            View::Int4 { q, scale, min } => {
-                let min = min.map(|min| group(min, blocks, first, rows));
-                scratch.widen_scales(s, group(scale, blocks, first, rows), min, true);
-                let next = ahead(q, cols / 2, first);
-                let q = group(cast_slice(q), blocks, first, rows);
-                let w = Nibbles { q, scale: split(&scratch.scale, blocks), base: split(&scratch.base, blocks) };
-                multiply(s, w, x, blocks, next, &mut scratch.wide, put);
-            }
-        }
-    }
+/// Some columns of y.
+pub struct LinearTile<'a, 'y> {
+    /// One matrix, or gate and up.
+    pub parts: &'a [Part<'a>],
+    /// Activations.
+    pub x: &'a Operand,
+    /// Rows of x that are multiplied, from the beginning of a tile on; the first becomes row 0 of y.
+    pub rows: Range<usize>,
+    /// What becomes of the products.
+    pub finish: Finish,
+    /// The matrix's row at which y begins, in panels.
+    pub first_panel: usize,
+    /// All rows of some columns of the result.
+    pub y: &'a mut OutTile<'y>,
 }
 
 impl Kernel for LinearTile<'_, '_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let mut scratch = Scratch::new(self.cols);
-        let (columns, rows) = (self.y.columns(), self.y.rows());
-        let x: &[Pair<f32>] = cast_slice(self.x);
-        let x = &x[rows.start * scratch.blocks..rows.end * scratch.blocks];
-        let mut results = [[0.0; GROUP]; PASS];
-        for (pass, x) in x.chunks(PASS * scratch.blocks).enumerate() {
-            for first in columns.clone().step_by(GROUP) {
-                let count = GROUP.min(columns.end - first);
-                self.group(s, first, x, &mut scratch, &mut |m, sums| results[m] = sums);
-                for (m, sums) in results[..x.len() / scratch.blocks].iter_mut().enumerate() {
-                    if let Some(bias) = self.bias {
-                        sums.iter_mut().zip(&bias[first..first + count]).for_each(|(sum, bias)| *sum += bias);
+    fn run<S: Simd>(mut self, s: S) {
+        let width = self.y.columns().len();
+        let words = self.parts.iter().map(|part| part.form.words(self.x.cols())).max().unwrap_or(1);
+        let pass = (PASS_BYTES / (4 * words.max(1))).max(TILE) / TILE * TILE;
+        let mut products = [[[0.0; LANES]; TILE]; 2];
+        let all = self.rows.clone();
+        for begin in all.clone().step_by(pass) {
+            let end = all.end.min(begin + pass);
+            for (panel, column) in (0..width).step_by(LANES).enumerate() {
+                for first in (begin..end).step_by(TILE) {
+                    let mut rows = 0;
+                    for (part, products) in self.parts.iter().zip(&mut products) {
+                        let tile = self.x.tile(part.form, first);
+                        product(s, &part.view, self.first_panel + panel, &tile, products);
+                        rows = tile.rows;
                     }
-                    let row = self.y.row(rows.start + pass * PASS + m);
-                    row[first - columns.start..][..count].copy_from_slice(&sums[..count]);
+                    let row = first - all.start;
+                    self.finish(s, row..row + rows, column, &mut products);
                 }
             }
         }
+    }
+}
+
+impl LinearTile<'_, '_> {
+    #[inline(always)]
+    fn finish<S: Simd>(&mut self, s: S, rows: Range<usize>, column: usize, [first, second]: &mut [Products; 2]) {
+        let count = LANES.min(self.y.columns().len() - column);
+        for (part, products) in self.parts.iter().zip([&mut *first, &mut *second]) {
+            if let Some(bias) = part.bias {
+                let bias = &bias[self.first_panel * LANES + column..][..count];
+                for sums in &mut products[..rows.len()] {
+                    sums.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
+                }
+            }
+        }
+        for ((row, first), second) in rows.zip(first).zip(second) {
+            let y = &mut self.y.row(row)[column..column + count];
+            match self.finish {
+                Finish::Store => put(s, y, first),
+                Finish::Add => y.iter_mut().zip(&*first).for_each(|(y, sum)| *y += sum),
+                Finish::Gate(activation) => {
+                    let gate = s.load(first);
+                    let value = s.mul(activated(s, activation, gate), s.load(second));
+                    s.store(value, first);
+                    put(s, y, first);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn put<S: Simd>(s: S, y: &mut [f32], sums: &[f32; LANES]) {
+    if y.len() == LANES {
+        s.store(s.load(sums), &mut cast_slice_mut(y)[0]);
+    } else {
+        y.copy_from_slice(&sums[..y.len()]);
     }
 }

@@ -3,14 +3,18 @@
 #![allow(clippy::inline_always)]
 
 mod attention;
+mod embed;
 mod linear;
+mod prepare;
+mod product;
 mod rows;
 mod stored;
 
-pub use attention::AttendTile;
-pub use linear::LinearTile;
-pub use rows::{Gate, NormRow};
-pub use stored::WidenRow;
+pub use attention::{CHUNK, Merge, ROWS, SeeChunk, State, state_len};
+pub use embed::embed;
+pub use linear::{Finish, LinearTile, Part};
+pub use prepare::PrepareTile;
+pub use rows::{AddNormed, Gate, SoftCap, TurnHeads};
 
 #[cfg(test)]
 mod tests;

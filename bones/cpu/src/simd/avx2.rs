@@ -2,7 +2,8 @@
 // Half of the intrinsics that there are.
 #![allow(clippy::wildcard_imports)]
 
-use super::{Kernel, LANES, Simd};
+use super::portable::{magnitude, to_bf16};
+use super::{Kernel, LANES, Simd, Words};
 use std::arch::x86_64::*;
 
 /// Proof of AVX2, FMA and F16C.
@@ -19,6 +20,9 @@ impl Avx2 {
 }
 
 type V = [__m256; 2];
+
+/// The upper half of a word.
+const UPPER: u32 = 0xffff_0000;
 
 /// An expression of intrinsics that touch no memory, or memory that an array reference in scope covers.
 macro_rules! intrinsics {
@@ -110,14 +114,23 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn above(self, x: V, bound: V, value: V) -> V {
+        intrinsics! {
+            [_mm256_and_ps(_mm256_cmp_ps::<_CMP_NLE_UQ>(x[0], bound[0]), value[0]), _mm256_and_ps(_mm256_cmp_ps::<_CMP_NLE_UQ>(x[1], bound[1]), value[1])]
+        }
+    }
+
+    #[inline(always)]
     fn pow2(self, n: V) -> V {
-        let half = |n: __m256| {
-            intrinsics! {
-                let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
-            }
-        };
-        [half(n[0]), half(n[1])]
+        intrinsics! {
+            let bias = _mm256_set1_epi32(127);
+            let low = _mm256_add_epi32(_mm256_cvtps_epi32(n[0]), bias);
+            let high = _mm256_add_epi32(_mm256_cvtps_epi32(n[1]), bias);
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(high)),
+            ]
+        }
     }
 
     #[inline(always)]
@@ -130,35 +143,10 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn sum4(self, v: [V; 4]) -> [f32; 4] {
-        intrinsics! {
-            let [a, b, c, d] = [self.quarter(v[0]), self.quarter(v[1]), self.quarter(v[2]), self.quarter(v[3])];
-            let ab = _mm_add_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
-            let cd = _mm_add_ps(_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
-            let sums = _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab));
-            let mut out = [0.0; 4];
-            _mm_storeu_ps(out.as_mut_ptr(), sums);
-            out
-        }
-    }
-
-    #[inline(always)]
     fn highest(self, v: V) -> f32 {
         let mut lanes = [0.0; LANES];
         self.store(v, &mut lanes);
         lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
-    }
-
-    #[inline(always)]
-    fn widen_bf16(self, x: &[u16; LANES]) -> V {
-        intrinsics! {
-            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast()));
-            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().add(8).cast()));
-            [
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
-            ]
-        }
     }
 
     #[inline(always)]
@@ -172,29 +160,105 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn widen_i8(self, x: &[i8; LANES]) -> V {
+    fn magnitude(self, a: V, b: V) -> f32 {
+        let mut lanes = [[0.0; LANES]; 2];
+        self.store(a, &mut lanes[0]);
+        self.store(b, &mut lanes[1]);
+        magnitude(&lanes)
+    }
+
+    #[inline(always)]
+    fn narrow_bf16(self, v: V) -> [u16; LANES] {
+        let mut lanes = [0.0; LANES];
+        self.store(v, &mut lanes);
+        lanes.map(to_bf16)
+    }
+
+    #[inline(always)]
+    fn narrow_i8(self, v: V) -> [i8; LANES] {
         intrinsics! {
-            let bytes = _mm_loadu_si128(x.as_ptr().cast());
-            [
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes))),
-            ]
+            // Packing keeps to halves of the registers: their order is restored at the end.
+            let words = _mm256_packs_epi32(_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1]));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+            let mut out = [0; LANES];
+            _mm_storeu_si128(out.as_mut_ptr().cast(), bytes);
+            out
+        }
+    }
+
+    type W = [__m256i; 2];
+    type I = [__m256i; 2];
+
+    #[inline(always)]
+    fn words(self, x: &Words) -> Self::W {
+        intrinsics! { [_mm256_loadu_si256(x.as_ptr().cast()), _mm256_loadu_si256(x.as_ptr().add(32).cast())] }
+    }
+
+    #[inline(always)]
+    fn low_nibbles(self, w: Self::W) -> Self::W {
+        intrinsics! { [_mm256_and_si256(w[0], _mm256_set1_epi8(15)), _mm256_and_si256(w[1], _mm256_set1_epi8(15))] }
+    }
+
+    #[inline(always)]
+    fn high_nibbles(self, w: Self::W) -> Self::W {
+        intrinsics! { [_mm256_and_si256(_mm256_srli_epi16::<4>(w[0]), _mm256_set1_epi8(15)), _mm256_and_si256(_mm256_srli_epi16::<4>(w[1]), _mm256_set1_epi8(15))] }
+    }
+
+    #[inline(always)]
+    fn ints(self, x: i32) -> Self::I {
+        intrinsics! { [_mm256_set1_epi32(x); 2] }
+    }
+
+    #[inline(always)]
+    fn add_ints(self, a: Self::I, b: Self::I) -> Self::I {
+        intrinsics! { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn pin<const N: usize>(self, _: &mut [Self::I; N]) {}
+
+    #[inline(always)]
+    fn floats(self, v: Self::I) -> V {
+        intrinsics! { [_mm256_cvtepi32_ps(v[0]), _mm256_cvtepi32_ps(v[1])] }
+    }
+
+    #[inline(always)]
+    fn dot_f32(self, acc: V, w: Self::W, x: u32) -> V {
+        intrinsics! {
+            let x = _mm256_set1_ps(f32::from_bits(x));
+            [_mm256_fmadd_ps(_mm256_castsi256_ps(w[0]), x, acc[0]), _mm256_fmadd_ps(_mm256_castsi256_ps(w[1]), x, acc[1])]
         }
     }
 
     #[inline(always)]
-    fn nibbles(self, x: &[u8; LANES], scale: f32, base: f32) -> [V; 2] {
+    fn dot_bf16(self, acc: V, w: Self::W, x: u32) -> V {
         intrinsics! {
-            let bytes = _mm_loadu_si128(x.as_ptr().cast());
-            let mask = _mm_set1_epi8(15);
-            let low = _mm_and_si128(bytes, mask);
-            let high = _mm_and_si128(_mm_srli_epi16::<4>(bytes), mask);
-            let (scale, base) = (_mm256_set1_ps(scale), _mm256_set1_ps(base));
-            let value = |q: __m128i| _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(q)), base);
-            [
-                [value(low), value(_mm_srli_si128::<8>(low))],
-                [value(high), value(_mm_srli_si128::<8>(high))],
-            ]
+            let (low, high) = (_mm256_set1_ps(f32::from_bits(x << 16)), _mm256_set1_ps(f32::from_bits(x & UPPER)));
+            let mask = _mm256_set1_epi32(UPPER as i32);
+            let mut out = acc;
+            for i in 0..2 {
+                let even = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(w[i]));
+                let odd = _mm256_castsi256_ps(_mm256_and_si256(w[i], mask));
+                out[i] = _mm256_fmadd_ps(even, low, _mm256_fmadd_ps(odd, high, acc[i]));
+            }
+            out
+        }
+    }
+
+    #[inline(always)]
+    fn dot_i8(self, acc: Self::I, w: Self::W, x: u32) -> Self::I {
+        // Bytes are widened to 16 bits: `vpmaddubsw` would saturate.
+        intrinsics! {
+            let x = _mm256_set1_epi32(x as i32);
+            let (even, odd) = (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)), _mm256_srai_epi16::<8>(x));
+            let mut out = acc;
+            for i in 0..2 {
+                let low = _mm256_madd_epi16(_mm256_and_si256(w[i], _mm256_set1_epi16(255)), even);
+                let high = _mm256_madd_epi16(_mm256_srli_epi16::<8>(w[i]), odd);
+                out[i] = _mm256_add_epi32(acc[i], _mm256_add_epi32(low, high));
+            }
+            out
         }
     }
 }

@@ -4,10 +4,11 @@
 // Built only by compilers that have these instructions: see build.rs.
 #![allow(clippy::incompatible_msrv)]
 
-use super::{Kernel, LANES, Simd};
+use super::{Kernel, LANES, Simd, Words};
+use std::arch::asm;
 use std::arch::x86_64::*;
 
-/// Proof of AVX-512 F, BW, DQ and VL.
+/// Proof of AVX-512 F, BW, DQ, VL, VNNI and BF16.
 #[derive(Clone, Copy)]
 pub struct Avx512(());
 
@@ -18,6 +19,8 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("avx512bf16")
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
@@ -46,6 +49,18 @@ impl Avx512 {
     }
 }
 
+/// The same numbers, of whose making the compiler knows nothing.
+///
+/// # Safety
+/// The processor has AVX-512 F.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn pinned(mut v: __m512i) -> __m512i {
+    // SAFETY: no instruction.
+    unsafe { asm!("/* {0} */", inout(zmm_reg) v, options(pure, nomem, nostack, preserves_flags)) };
+    v
+}
+
 impl Simd for Avx512 {
     type V = __m512;
 
@@ -53,7 +68,7 @@ impl Simd for Avx512 {
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
         /// # Safety
         /// The processor has the features.
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
         unsafe fn inner<K: Kernel>(set: Avx512, kernel: K) -> K::Output {
             kernel.run(set)
         }
@@ -112,6 +127,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn above(self, x: __m512, bound: __m512, value: __m512) -> __m512 {
+        intrinsics! { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLE_UQ>(x, bound), value) }
+    }
+
+    #[inline(always)]
     fn pow2(self, n: __m512) -> __m512 {
         intrinsics! {
             let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
@@ -129,29 +149,8 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn sum4(self, v: [__m512; 4]) -> [f32; 4] {
-        intrinsics! {
-            let [a, b, c, d] = [self.quarter(v[0]), self.quarter(v[1]), self.quarter(v[2]), self.quarter(v[3])];
-            let ab = _mm_add_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
-            let cd = _mm_add_ps(_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
-            let sums = _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab));
-            let mut out = [0.0; 4];
-            _mm_storeu_ps(out.as_mut_ptr(), sums);
-            out
-        }
-    }
-
-    #[inline(always)]
     fn highest(self, v: __m512) -> f32 {
         intrinsics! { _mm512_reduce_max_ps(v) }
-    }
-
-    #[inline(always)]
-    fn widen_bf16(self, x: &[u16; LANES]) -> __m512 {
-        intrinsics! {
-            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
-        }
     }
 
     #[inline(always)]
@@ -160,21 +159,96 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn widen_i8(self, x: &[i8; LANES]) -> __m512 {
-        intrinsics! { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) }
+    fn magnitude(self, a: __m512, b: __m512) -> f32 {
+        // Without their signs floats are ordered as integers are, NaN above all.
+        intrinsics! {
+            let (a, b) = (_mm512_castps_si512(_mm512_abs_ps(a)), _mm512_castps_si512(_mm512_abs_ps(b)));
+            f32::from_bits(_mm512_reduce_max_epi32(_mm512_max_epi32(a, b)) as u32)
+        }
     }
 
     #[inline(always)]
-    fn nibbles(self, x: &[u8; LANES], scale: f32, base: f32) -> [__m512; 2] {
+    fn narrow_bf16(self, v: __m512) -> [u16; LANES] {
+        // Not `vcvtneps2bf16`, which takes denormals for zero.
         intrinsics! {
-            // A table of the sixteen possible values; the permutation looks at the low four bits of a lane only.
-            let steps = _mm512_setr_ps(
-                0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
-            );
-            let table = _mm512_fmadd_ps(_mm512_set1_ps(scale), steps, _mm512_set1_ps(base));
-            let low = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
-            let high = _mm512_srli_epi32::<4>(low);
-            [_mm512_permutexvar_ps(low, table), _mm512_permutexvar_ps(high, table)]
+            let bits = _mm512_castps_si512(v);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(1 << 22));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+            let halves = _mm512_srli_epi32::<16>(_mm512_mask_mov_epi32(rounded, nan, quiet));
+            let mut out = [0; LANES];
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(halves));
+            out
         }
+    }
+
+    #[inline(always)]
+    fn narrow_i8(self, v: __m512) -> [i8; LANES] {
+        intrinsics! {
+            let mut out = [0; LANES];
+            _mm_storeu_si128(out.as_mut_ptr().cast(), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
+            out
+        }
+    }
+
+    type W = __m512i;
+    type I = __m512i;
+
+    #[inline(always)]
+    fn words(self, x: &Words) -> __m512i {
+        intrinsics! { _mm512_loadu_si512(x.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn low_nibbles(self, w: __m512i) -> __m512i {
+        intrinsics! { _mm512_and_si512(w, _mm512_set1_epi8(15)) }
+    }
+
+    #[inline(always)]
+    fn high_nibbles(self, w: __m512i) -> __m512i {
+        intrinsics! { _mm512_and_si512(_mm512_srli_epi16::<4>(w), _mm512_set1_epi8(15)) }
+    }
+
+    #[inline(always)]
+    fn ints(self, x: i32) -> __m512i {
+        intrinsics! { _mm512_set1_epi32(x) }
+    }
+
+    #[inline(always)]
+    fn add_ints(self, a: __m512i, b: __m512i) -> __m512i {
+        intrinsics! { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn pin<const N: usize>(self, v: &mut [__m512i; N]) {
+        for v in v {
+            *v = intrinsics! { pinned(*v) };
+        }
+    }
+
+    #[inline(always)]
+    fn floats(self, v: __m512i) -> __m512 {
+        intrinsics! { _mm512_cvtepi32_ps(v) }
+    }
+
+    #[inline(always)]
+    fn dot_f32(self, acc: __m512, w: __m512i, x: u32) -> __m512 {
+        intrinsics! { _mm512_fmadd_ps(_mm512_castsi512_ps(w), _mm512_set1_ps(f32::from_bits(x)), acc) }
+    }
+
+    #[inline(always)]
+    fn dot_bf16(self, acc: __m512, w: __m512i, x: u32) -> __m512 {
+        intrinsics! {
+            // The types of the vectors differ in name only.
+            let w = std::mem::transmute::<__m512i, __m512bh>(w);
+            let x = std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(x as i32));
+            _mm512_dpbf16_ps(acc, w, x)
+        }
+    }
+
+    #[inline(always)]
+    fn dot_i8(self, acc: __m512i, w: __m512i, x: u32) -> __m512i {
+        intrinsics! { _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x as i32)) }
     }
 }

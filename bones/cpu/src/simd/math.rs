@@ -29,3 +29,9 @@ pub fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
     let one = s.splat(1.0);
     s.div(one, s.add(one, exp(s, s.mul(x, s.splat(-1.0)))))
 }
+
+/// The hyperbolic tangent to within 2⁻²³ of it, absolutely.
+#[inline(always)]
+pub fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
+    s.fma(s.splat(2.0), sigmoid(s, s.mul(x, s.splat(2.0))), s.splat(-1.0))
+}

@@ -1,8 +1,9 @@
 //! Sixteen floats at a time, for whichever instruction set the machine has.
 //!
 //! A kernel is written once over [`Simd`] and compiled for each set. The value of a [`Simd`] type is a proof that its
-//! instructions exist: only detection makes one. Every set adds the lanes of a vector in the same order, so AVX2 and
-//! AVX-512 agree bit for bit; the portable one rounds products before it adds them and may differ.
+//! instructions exist: only detection makes one. Lanes are added in the same order by every set, and products of bytes are
+//! exact; still sets may differ in the last bit: the portable one rounds products before it adds them, and the processor's
+//! own product of bfloat16 pairs rounds once where the others round twice.
 // What is not inlined into a function with the target features cannot use them.
 #![allow(clippy::inline_always)]
 
@@ -13,7 +14,8 @@ mod avx512;
 mod math;
 mod portable;
 
-pub use math::{exp, sigmoid};
+pub use math::{exp, sigmoid, tanh};
+pub use portable::{f16_to_f32, to_bf16};
 
 /// Names the instruction set to use: `avx512`, `avx2` or `portable`.
 pub const ISA_VARIABLE: &str = "BONES_ISA";
@@ -21,8 +23,8 @@ pub const ISA_VARIABLE: &str = "BONES_ISA";
 /// Lanes of a vector.
 pub const LANES: usize = 16;
 
-/// Two vectors: the unit in which rows are multiplied, and the block of quantised rows.
-pub type Pair<E> = [[E; LANES]; 2];
+/// A word of four bytes for each lane, as packed weights and the cache store them: one f32, two bf16 or four bytes.
+pub type Words = [u8; 4 * LANES];
 
 /// Why an instruction set was refused.
 #[derive(Debug, thiserror::Error)]
@@ -69,22 +71,48 @@ pub trait Simd: Copy {
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// a where a < b, otherwise b.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// value where x > bound or x is NaN, otherwise 0.
+    fn above(self, x: Self::V, bound: Self::V, value: Self::V) -> Self::V;
     /// 2ⁿ for whole n of −126 to 127.
     fn pow2(self, n: Self::V) -> Self::V;
     /// Sum of the lanes.
     fn sum(self, v: Self::V) -> f32;
-    /// Sums of four vectors' lanes.
-    fn sum4(self, v: [Self::V; 4]) -> [f32; 4];
     /// Largest lane.
     fn highest(self, v: Self::V) -> f32;
-    /// From upper halves of floats.
-    fn widen_bf16(self, x: &[u16; LANES]) -> Self::V;
+    /// Largest magnitude in two vectors; NaN where there is one.
+    fn magnitude(self, a: Self::V, b: Self::V) -> f32;
     /// From 16-bit floats.
     fn widen_f16(self, x: &[u16; LANES]) -> Self::V;
-    /// From signed bytes.
-    fn widen_i8(self, x: &[i8; LANES]) -> Self::V;
-    /// scale · q + base of 32 nibbles: the low ones, then the high ones.
-    fn nibbles(self, x: &[u8; LANES], scale: f32, base: f32) -> [Self::V; 2];
+    /// Rounded to bfloat16, ties to even; NaN stays NaN.
+    fn narrow_bf16(self, v: Self::V) -> [u16; LANES];
+    /// Rounded to whole numbers, ties to even; lanes are within ±127.
+    fn narrow_i8(self, v: Self::V) -> [i8; LANES];
+
+    /// Sixteen words.
+    type W: Copy;
+    /// Sixteen whole numbers.
+    type I: Copy;
+    /// Reads.
+    fn words(self, x: &Words) -> Self::W;
+    /// The lower four bits of each byte.
+    fn low_nibbles(self, w: Self::W) -> Self::W;
+    /// The upper four bits of each byte.
+    fn high_nibbles(self, w: Self::W) -> Self::W;
+    /// The same number in each lane.
+    fn ints(self, x: i32) -> Self::I;
+    /// a + b
+    fn add_ints(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Does nothing, but the compiler may not move what computes these numbers past it: it would line up the products
+    /// of one sum behind each other, each waiting for the last.
+    fn pin<const N: usize>(self, v: &mut [Self::I; N]);
+    /// As floats.
+    fn floats(self, v: Self::I) -> Self::V;
+    /// acc + w · x, a word being one float.
+    fn dot_f32(self, acc: Self::V, w: Self::W, x: u32) -> Self::V;
+    /// acc + w · x, a word being two bfloat16.
+    fn dot_bf16(self, acc: Self::V, w: Self::W, x: u32) -> Self::V;
+    /// acc + w · x, a word of w being four unsigned bytes and x four signed ones. Exact.
+    fn dot_i8(self, acc: Self::I, w: Self::W, x: u32) -> Self::I;
 }
 
 /// An instruction set that this machine has.
@@ -151,27 +179,6 @@ impl Isa {
             #[cfg(bones_avx512)]
             Set::Avx512(set) => set.run(kernel),
         }
-    }
-}
-
-/// An element type of weights or of the cache.
-pub trait Element: bytemuck::Pod + Send + Sync {
-    /// Reads sixteen of them.
-    fn widen<S: Simd>(s: S, x: &[Self; LANES]) -> S::V;
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    fn widen<S: Simd>(s: S, x: &[Self; LANES]) -> S::V {
-        s.load(x)
-    }
-}
-
-/// bfloat16.
-impl Element for u16 {
-    #[inline(always)]
-    fn widen<S: Simd>(s: S, x: &[Self; LANES]) -> S::V {
-        s.widen_bf16(x)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Plain loops, which the compiler turns into whatever the target guarantees. Products are rounded before they are
 //! added.
 
-use super::{Kernel, LANES, Simd};
+use super::{Kernel, LANES, Simd, Words};
 
 /// Always there.
 #[derive(Clone, Copy)]
@@ -26,6 +26,27 @@ pub fn f16_to_f32(bits: u16) -> f32 {
         31 => f32::from_bits(sign | 0x7fc0_0000 | fraction << 13),
         _ => f32::from_bits(sign | (exponent + 112) << 23 | fraction << 13),
     }
+}
+
+/// Rounds to the nearest bfloat16, ties to even; NaN stays NaN.
+pub fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
+}
+
+/// Largest magnitude; NaN where there is one: without their signs floats are ordered as integers are, NaN above all.
+#[inline(always)]
+pub fn magnitude(lanes: &[V; 2]) -> f32 {
+    f32::from_bits(lanes.iter().flatten().fold(0, |largest, x| largest.max(x.to_bits() & 0x7fff_ffff)))
+}
+
+/// One lane's word.
+#[inline(always)]
+fn word(words: &Words, lane: usize) -> u32 {
+    u32::from_le_bytes([words[4 * lane], words[4 * lane + 1], words[4 * lane + 2], words[4 * lane + 3]])
 }
 
 impl Simd for Portable {
@@ -84,6 +105,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn above(self, x: V, bound: V, value: V) -> V {
+        std::array::from_fn(|i| if x[i] <= bound[i] { 0.0 } else { value[i] })
+    }
+
+    #[inline(always)]
     fn pow2(self, n: V) -> V {
         n.map(|n| f32::from_bits(((n as i32 + 127) as u32) << 23))
     }
@@ -96,18 +122,8 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn sum4(self, v: [V; 4]) -> [f32; 4] {
-        v.map(|v| self.sum(v))
-    }
-
-    #[inline(always)]
     fn highest(self, v: V) -> f32 {
         v.into_iter().fold(f32::NEG_INFINITY, f32::max)
-    }
-
-    #[inline(always)]
-    fn widen_bf16(self, x: &[u16; LANES]) -> V {
-        x.map(|bits| f32::from_bits(u32::from(bits) << 16))
     }
 
     #[inline(always)]
@@ -116,13 +132,72 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn widen_i8(self, x: &[i8; LANES]) -> V {
-        x.map(f32::from)
+    fn magnitude(self, a: V, b: V) -> f32 {
+        magnitude(&[a, b])
     }
 
     #[inline(always)]
-    fn nibbles(self, x: &[u8; LANES], scale: f32, base: f32) -> [V; 2] {
-        let value = |q: u8| scale * f32::from(q) + base;
-        [x.map(|byte| value(byte & 15)), x.map(|byte| value(byte >> 4))]
+    fn narrow_bf16(self, v: V) -> [u16; LANES] {
+        v.map(to_bf16)
+    }
+
+    #[inline(always)]
+    fn narrow_i8(self, v: V) -> [i8; LANES] {
+        v.map(|v| v.round_ties_even() as i8)
+    }
+
+    type W = Words;
+    type I = [i32; LANES];
+
+    #[inline(always)]
+    fn words(self, x: &Words) -> Words {
+        *x
+    }
+
+    #[inline(always)]
+    fn low_nibbles(self, w: Words) -> Words {
+        w.map(|byte| byte & 15)
+    }
+
+    #[inline(always)]
+    fn high_nibbles(self, w: Words) -> Words {
+        w.map(|byte| byte >> 4)
+    }
+
+    #[inline(always)]
+    fn ints(self, x: i32) -> Self::I {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    fn add_ints(self, a: Self::I, b: Self::I) -> Self::I {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    fn pin<const N: usize>(self, _: &mut [Self::I; N]) {}
+
+    #[inline(always)]
+    fn floats(self, v: Self::I) -> V {
+        v.map(|v| v as f32)
+    }
+
+    #[inline(always)]
+    fn dot_f32(self, acc: V, w: Words, x: u32) -> V {
+        self.fma(std::array::from_fn(|i| f32::from_bits(word(&w, i))), [f32::from_bits(x); LANES], acc)
+    }
+
+    #[inline(always)]
+    fn dot_bf16(self, acc: V, w: Words, x: u32) -> V {
+        let even = std::array::from_fn(|i| f32::from_bits(word(&w, i) << 16));
+        let odd = std::array::from_fn(|i| f32::from_bits(word(&w, i) & 0xffff_0000));
+        let acc = self.fma(odd, [f32::from_bits(x & 0xffff_0000); LANES], acc);
+        self.fma(even, [f32::from_bits(x << 16); LANES], acc)
+    }
+
+    #[inline(always)]
+    fn dot_i8(self, acc: Self::I, w: Words, x: u32) -> Self::I {
+        let x = x.to_le_bytes().map(|byte| i32::from(byte as i8));
+        std::array::from_fn(|i| (0..4).fold(acc[i], |sum, j| sum + i32::from(w[4 * i + j]) * x[j]))
     }
 }
