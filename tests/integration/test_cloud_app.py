@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from doubles.app_process import SOURCE, WAIT_S, AppProcess, Ended, app_process
 from doubles.fake_runtime import FakeRuntime, Script, fails, run, says, until_aborted, usage
-from doubles.tiny_model import BPE_VOCAB_SIZE, TEST_TRUSTED, make_tiny_bundle, tokenizer_file
+from doubles.tiny_adapter import add_adapters, tiny_pairs
+from doubles.tiny_model import BPE_VOCAB_SIZE, TEST_TRUSTED, make_tiny_bundle, tiny_model, tokenizer_file
 
 from tie.api.afm.v1 import afm_pb2
 from tie.api.inference.v1 import inference_pb2 as pb
@@ -65,6 +66,7 @@ class Stage:
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     destination = tmp_path_factory.mktemp("bundles") / "tiny"
     make_tiny_bundle(destination)
+    add_adapters(destination, {"formal": tiny_pairs(tiny_model(), 1, matrices=["attn.q"])})
     return destination
 
 
@@ -142,7 +144,7 @@ REFUSED: list[tuple[int, str, pb.InferenceRequest | bytes]] = [
     (pb.ERROR_KIND_INVALID_REQUEST, "template_source", chat(template_source=MARKER)),
     (pb.ERROR_KIND_INVALID_REQUEST, "sampling.n", chat(sampling=pb.Sampling(n=0))),
     (pb.ERROR_KIND_INVALID_REQUEST, "sampling.temperature", chat(sampling=pb.Sampling(temperature=float("nan")))),
-    (pb.ERROR_KIND_UNSUPPORTED, "adapter", chat(adapter=MARKER)),
+    (pb.ERROR_KIND_MODEL_NOT_FOUND, "adapter", chat(adapter=MARKER)),
     (pb.ERROR_KIND_UNSUPPORTED, "constraint", chat(constraint=pb.Constraint(regex=MARKER))),
     (pb.ERROR_KIND_MODEL_NOT_FOUND, "model", chat(model=MARKER)),
     (pb.ERROR_KIND_PROMPT_TOO_LONG, "chat", chat(MARKER * 500)),
@@ -196,6 +198,13 @@ def test_what_was_asked_for_reaches_the_runtime(stage: Stage) -> None:
     assert (params.max_tokens, params.min_tokens, params.ignore_eos, params.n) == (8, 3, True, 1)
     assert (list(params.stop_strings), list(params.stop_token_ids)) == ([b"stop"], [9])
     assert not params.HasField("logprobs")
+
+
+def test_an_adapter_reaches_the_runtime_and_leaves_the_prompt_alone(stage: Stage) -> None:
+    assert served(stage, chat()).outcome == served(stage, chat(adapter="formal")).outcome == OK
+    plain, formal = stage.runtime.calls
+    assert (plain.params.adapter, formal.params.adapter) == ("", "formal")
+    assert plain.tokens == formal.tokens
 
 
 def test_a_seed_is_drawn_for_each_request_that_brings_none(stage: Stage) -> None:

@@ -30,7 +30,9 @@ def attach(node: NodeConfig, runtime: AfmRuntimeConfig) -> Attached:
         block_count = runtime.block_count or runtime.kv_bytes // block_bytes(described)
         if block_count < 1:
             raise ConfigError(f"[afm_runtime] kv_bytes is {runtime.kv_bytes}: less than one block of cache")
-        forwarding = BonesForwarding(described, bundle.weight_fds(), block_count=block_count, threads=runtime.threads)
+        forwarding = BonesForwarding(
+            described, bundle.weight_fds(), bundle.adapter_fds(), block_count=block_count, threads=runtime.threads
+        )
     forwarding.warm()
     return Attached(
         serves=Serves(
@@ -42,6 +44,7 @@ def attach(node: NodeConfig, runtime: AfmRuntimeConfig) -> Attached:
             max_choices=runtime.max_running,
             eos_ids=frozenset(described.tokenizer.eos_token_ids),
             has_token_bytes=token_bytes is not None,
+            adapters=bundle.adapter_names,
         ),
         forwarding=forwarding,
         token_bytes=token_bytes if token_bytes is not None else _NO_BYTES,

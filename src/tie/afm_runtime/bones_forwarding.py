@@ -8,15 +8,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tie import bones
-from tie.afm_runtime.forwarding import Logprobs, RowSampling, SamplingRules, Step, StepOutcome
+from tie.afm_runtime.forwarding import Ids, Logprobs, RowSampling, SamplingRules, Step, StepOutcome
 from tie.catalog.description import BundleDescription
 
 
 class BonesForwarding:
-    """One model with its block pool. The weights' descriptors are the caller's: Bones keeps its own."""
+    """One model with its block pool. The descriptors are the caller's: Bones keeps its own.
 
-    def __init__(self, described: BundleDescription, weights: Sequence[int], *, block_count: int, threads: int) -> None:
-        self._model = bones.Model(described.model.to_json(), list(weights))
+    `adapters`: name and image of each, in the order by which a step numbers them.
+    """
+
+    def __init__(
+        self,
+        described: BundleDescription,
+        weights: Sequence[int],
+        adapters: Sequence[tuple[str, int]] = (),
+        *,
+        block_count: int,
+        threads: int,
+    ) -> None:
+        self._model = bones.Model(described.model.to_json(), list(weights), list(adapters))
+        self._adapter_count = len(adapters)
         self._engine = bones.Engine(
             self._model,
             block_count=block_count,
@@ -27,20 +39,30 @@ class BonesForwarding:
         self._vocab_size = described.model.vocab_size
 
     def warm(self) -> None:
-        """One block of prompt and one token: reads every weight, so that the first request waits for no page fault."""
+        """One block of prompt and one token: reads every weight, so that the first request waits for no page fault.
+
+        Then a token through each adapter, as far as there are blocks to do it at once.
+        """
         length = min(self._engine.block_size_tokens, self._model.context_length)
+        self._warm([length], None)
+        if count := min(self._adapter_count, self._engine.block_count):
+            self._warm([1] * count, np.arange(count, dtype=np.int32))
+
+    def _warm(self, lengths: Sequence[int], adapters: Ids | None) -> None:
+        rows = len(lengths)
         self.forward(
             Step(
-                token_ids=np.zeros(length, np.int32),
-                query_lens=np.array([length], np.int32),
-                context_lens=np.array([length], np.int32),
-                block_tables=np.zeros(1, np.int32),
-                block_table_offsets=np.array([0, 1], np.int32),
-                sample=np.ones(1, np.bool_),
-                sampling=[RowSampling(SamplingRules(), 0, np.zeros(0, np.int32), length)],
+                token_ids=np.zeros(sum(lengths), np.int32),
+                query_lens=np.array(lengths, np.int32),
+                context_lens=np.array(lengths, np.int32),
+                block_tables=np.arange(rows, dtype=np.int32),
+                block_table_offsets=np.arange(rows + 1, dtype=np.int32),
+                sample=np.ones(rows, np.bool_),
+                sampling=[RowSampling(SamplingRules(), 0, np.zeros(0, np.int32), length) for length in lengths],
+                adapters=adapters,
             )
         )
-        self.zero_blocks([0])
+        self.zero_blocks(range(rows))
 
     def forward(self, step: Step) -> StepOutcome:
         outcome = self._engine.forward(
@@ -53,6 +75,7 @@ class BonesForwarding:
                 sample=step.sample,
                 sampling=[None if sampling is None else _sampling(sampling) for sampling in step.sampling],
                 allowed_mask=self._allowed(step.sampling),
+                adapters=step.adapters,
             )
         )
         logprobs = [None if found is None else _logprobs(found) for found in outcome.logprobs]

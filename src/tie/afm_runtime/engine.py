@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tie.afm_runtime.decoding.stops import Reason, Stop
-from tie.afm_runtime.forwarding import Forwarding, Step, StepOutcome
+from tie.afm_runtime.forwarding import NO_ADAPTER, Forwarding, Ids, Step, StepOutcome
 from tie.afm_runtime.paging import PoolCorrupt
 from tie.afm_runtime.scheduling import QueueFull, Row, Scheduler
 from tie.afm_runtime.sequence import Request, Sequence, State
@@ -236,4 +236,10 @@ def _step_of(rows: list[Row]) -> Step:
         block_table_offsets=offsets,
         sample=np.array([row.samples for row in rows], np.bool_),
         sampling=[row.sequence.sampling() if row.samples else None for row in rows],
+        adapters=_adapters_of(sequences),
     )
+
+
+def _adapters_of(sequences: list[Sequence]) -> Ids | None:
+    adapters = [sequence.request.admitted.adapter for sequence in sequences]
+    return np.array(adapters, np.int32) if any(adapter != NO_ADAPTER for adapter in adapters) else None

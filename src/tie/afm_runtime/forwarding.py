@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
+NO_ADAPTER: Final = -1
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -59,6 +60,8 @@ class Step:
     block_table_offsets: Ids
     sample: NDArray[np.bool_]
     sampling: Sequence[RowSampling | None]
+    adapters: Ids | None = None
+    """One a row, NO_ADAPTER for the model as it is; None when no row has one."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -19,7 +19,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
 from tie.afm_runtime.decoding.stops import StopRules
-from tie.afm_runtime.forwarding import Ids, SamplingRules
+from tie.afm_runtime.forwarding import NO_ADAPTER, Ids, SamplingRules
 from tie.afm_runtime.sequence import Admitted
 from tie.afm_runtime.tickets import NoTicket, Ticket, Tickets
 from tie.api.afm.v1 import afm_pb2
@@ -52,6 +52,8 @@ class Serves:
     max_choices: int
     eos_ids: frozenset[int]
     has_token_bytes: bool
+    adapters: tuple[str, ...] = ()
+    """In the order in which the model was given them."""
 
     def longest(self, choices: int) -> int:
         """Tokens that each of so many choices can have, prompt included: all of them must fit the cache together.
@@ -96,6 +98,7 @@ def admit(params: afm_pb2.GenerateParams, tokens: Ids | None, images: NDArray[An
     min_tokens = _whole("min_tokens", params.min_tokens, 0, max_tokens)
     return Admitted(
         prompt=prompt,
+        adapter=_adapter(params, serves),
         rules=_sampling(params, serves),
         stops=StopRules(
             max_tokens=min(max_tokens, room),
@@ -122,6 +125,14 @@ def _prompt(tokens: Ids | None, choices: int, serves: Serves) -> Ids:
     if int(tokens.min()) < 0 or int(tokens.max()) >= serves.vocab_size:
         raise _invalid("TOKENS", f"holds an id outside 0 to {serves.vocab_size - 1}")
     return tokens
+
+
+def _adapter(params: afm_pb2.GenerateParams, serves: Serves) -> int:
+    if not params.adapter:
+        return NO_ADAPTER
+    if params.adapter not in serves.adapters:
+        raise _invalid("adapter", f"is none of the {len(serves.adapters)} that this runtime serves")
+    return serves.adapters.index(params.adapter)
 
 
 def _sampling(params: afm_pb2.GenerateParams, serves: Serves) -> SamplingRules:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from tie.afm_runtime.decoding.stops import StopRules, StopWatch, TokenBytes
-from tie.afm_runtime.forwarding import Ids, Logprobs, RowSampling, SamplingRules
+from tie.afm_runtime.forwarding import NO_ADAPTER, Ids, Logprobs, RowSampling, SamplingRules
 from tie.api.afm.v1 import afm_pb2
 
 _EMPTY: Final = np.zeros(0, np.int32)
@@ -39,6 +39,8 @@ class Admitted:
     choices: int
     deadline: float
     """In time.monotonic() seconds."""
+    adapter: int = NO_ADAPTER
+    """Its place among those that the model was given."""
 
 
 class State(Enum):

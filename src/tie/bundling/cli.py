@@ -1,7 +1,7 @@
 """`tie import` and `tie inspect`: arguments in, one clear line or table out, exit code 0 done, 1 refused, 2 usage."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -41,6 +41,10 @@ def import_command(
     dtype: Annotated[WeightType, typer.Option(help="What matrices are stored as.")] = WeightType.AS_IS,
     kv_dtype: Annotated[KvType | None, typer.Option(help="Of the KV cache; f32 for f32 weights, else bf16.")] = None,
     name: Annotated[str | None, typer.Option(help="The model's name; from the source's unless given.")] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIR", help="A LoRA adapter in PEFT's form, and its name; may be repeated."),
+    ] = None,
     release: Annotated[str, typer.Option(help="The release that this bundle is of the model.")] = "1",
     sign_with: Annotated[Path | None, typer.Option(help="An Ed25519 key in PEM, instead of your own.")] = None,
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Make a bundle that only development takes.")] = False,
@@ -52,7 +56,8 @@ def import_command(
     console = Console(stderr=True)
     with _refusals(console):
         key = None if unsigned else _key(sign_with, console)
-        wanted = Wanted(dtype.value, kv_dtype.value if kv_dtype else None, name, release, force)
+        adapters = _adapters(adapter or ())
+        wanted = Wanted(dtype.value, kv_dtype.value if kv_dtype else None, name, release, force, adapters)
         _report(import_bundle(source, destination, wanted, key, console), destination, key, console)
 
 
@@ -72,6 +77,13 @@ def inspect_command(
         show(inspected, Console())
 
 
+def _adapters(entries: Sequence[str]) -> tuple[tuple[str, Path], ...]:
+    pairs = [entry.partition("=") for entry in entries]
+    if not all(separator and directory for _, separator, directory in pairs):
+        raise typer.BadParameter("--adapter must be NAME=DIR")
+    return tuple((name, Path(directory)) for name, _, directory in pairs)
+
+
 def _key(sign_with: Path | None, console: Console) -> SigningKey:
     if sign_with is not None:
         return load_key(sign_with)
@@ -83,13 +95,14 @@ def _key(sign_with: Path | None, console: Console) -> SigningKey:
 
 def _report(imported: Imported, destination: Path, key: SigningKey | None, console: Console) -> None:
     described = imported.description
+    adapters = f"{imported.adapters} adapter{'s' if imported.adapters > 1 else ''}, " if imported.adapters else ""
     signed = f"signed by {key.public.hex()}" if key is not None else "unsigned"
     for note in imported.notes:
         _say(console, f"note: {note}")
     _say(
         console,
         f"{destination}: {described.name} {described.release}, {described.model.dtype}, "
-        f"{imported.weight_bytes / 1e6:.1f} MB of weights, identity {imported.identity.hex()}, {signed}",
+        f"{imported.weight_bytes / 1e6:.1f} MB of weights, {adapters}identity {imported.identity.hex()}, {signed}",
     )
 
 

@@ -58,6 +58,7 @@ def generate_params(request: Request, warmed: Warmed, max_tokens: int, deadline:
         n=asked.n,
         logprobs=request.logprobs,
         deadline_ms=max(1, int(deadline.left_s * 1000)),
+        adapter=request.adapter,
     )
 
 

@@ -19,7 +19,7 @@ from tie.contracts.errors import (
 
 
 class ModelNotFound(InvalidRequest):
-    """The request names a model that this node does not serve."""
+    """The request names a model that this node does not serve, or an adapter that the model does not have."""
 
 
 class PromptTooLong(InvalidRequest):

@@ -28,6 +28,7 @@ class Offer:
     vocab_size: int
     has_chat: bool
     template_parameters: Callable[[str], frozenset[str] | None]
+    adapters: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -57,6 +58,8 @@ class Request:
     stop_strings: tuple[bytes, ...]
     stop_token_ids: tuple[int, ...]
     logprobs: int | None
+    adapter: str = ""
+    """Empty where none is asked for."""
 
 
 def parse_request(data: bytes, offer: Offer, max_bytes: int = limits.MAX_REQUEST_BYTES) -> Request:
@@ -73,6 +76,9 @@ def parse_request(data: bytes, offer: Offer, max_bytes: int = limits.MAX_REQUEST
     _check_name(asked.model, "model", limits.MAX_NAME_BYTES)
     if asked.model not in ("", offer.model):
         raise ModelNotFound("model", "is not served by this node")
+    _check_name(asked.adapter, "adapter", limits.MAX_NAME_BYTES)
+    if asked.adapter and asked.adapter not in offer.adapters:
+        raise ModelNotFound("adapter", "is none of the model's adapters")
     return Request(
         request_id=asked.request_id,
         prompt=_prompt(asked, offer),
@@ -80,6 +86,7 @@ def parse_request(data: bytes, offer: Offer, max_bytes: int = limits.MAX_REQUEST
         stop_strings=_stop_strings(asked),
         stop_token_ids=_stop_token_ids(asked, offer.vocab_size),
         logprobs=_logprobs(asked),
+        adapter=asked.adapter,
     )
 
 
@@ -96,7 +103,6 @@ def _refuse_unimplemented(asked: inference_pb2.InferenceRequest) -> None:
     if asked.template_source:
         raise InvalidRequest("template_source", "is not taken: templates come from the model's bundle only")
     asks = {
-        "adapter": bool(asked.adapter),
         "tools": bool(asked.tools),
         "constraint": asked.HasField("constraint"),
         "turn": asked.HasField("turn"),

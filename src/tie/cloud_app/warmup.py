@@ -44,7 +44,13 @@ def warm_up(node: NodeConfig) -> Warmed:
         tokenizer=tokenizer,
         templates=templates,
         context_length=min(link.context_length, described.model.context_length),
-        offer=Offer(described.name, described.model.vocab_size, templates.has_chat, templates.parameters),
+        offer=Offer(
+            described.name,
+            described.model.vocab_size,
+            templates.has_chat,
+            templates.parameters,
+            frozenset(assets.adapter_names),
+        ),
         link=link,
         client=client,
     )

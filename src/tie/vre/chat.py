@@ -46,6 +46,7 @@ class Chat:
     sampling: Sampling
     dialogue: Dialogue
     model: str
+    adapter: str
     timeout_s: float
     as_json: bool
 
@@ -71,7 +72,8 @@ class Chat:
             note(HELP)
 
     def _turn(self, text: str) -> Exit:
-        request = chat_request(self.dialogue.with_user(text), self.sampling, model=self.model)
+        messages = self.dialogue.with_user(text)
+        request = chat_request(messages, self.sampling, model=self.model, adapter=self.adapter)
         answer = self.client.ask(request, timeout_s=self.timeout_s)
         printer = _Remembering(open_printer(as_json=self.as_json, choices=1))
         verdict = run(answer, printer)

@@ -70,7 +70,8 @@ def chat(context: typer.Context, wanted: RequestOptions, how: SamplingOptions, a
     try:
         with asking.connect(at.target()) as client:
             dialogue = Dialogue(wanted.system)
-            code = Chat(client, how.sampling(), dialogue, wanted.model, wanted.timeout, at.json).converse()
+            talk = Chat(client, how.sampling(), dialogue, wanted.model, wanted.adapter, wanted.timeout, at.json)
+            code = talk.converse()
     except TieError as error:
         code = asking.report(error, open_printer(as_json=at.json, choices=1))
     raise typer.Exit(code)
@@ -104,9 +105,10 @@ def _request(text: str, wanted: RequestOptions, how: SamplingOptions, *, raw: bo
     if raw and wanted.system is not None:
         raise InvalidRequest("--system", "has no place in raw text")
     if raw:
-        return raw_request(text, how.sampling(), model=wanted.model)
+        return raw_request(text, how.sampling(), model=wanted.model, adapter=wanted.adapter)
     first = [ChatMessage("system", wanted.system)] if wanted.system is not None else []
-    return chat_request([*first, ChatMessage("user", text)], how.sampling(), model=wanted.model)
+    messages = [*first, ChatMessage("user", text)]
+    return chat_request(messages, how.sampling(), model=wanted.model, adapter=wanted.adapter)
 
 
 def _describe(client: Client) -> dict[str, object]:

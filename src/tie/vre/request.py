@@ -59,10 +59,18 @@ GREEDY: Final = Sampling()
 
 
 def chat_request(
-    messages: Sequence[ChatMessage], sampling: Sampling = GREEDY, *, model: str = "", request_id: str = ""
+    messages: Sequence[ChatMessage],
+    sampling: Sampling = GREEDY,
+    *,
+    model: str = "",
+    adapter: str = "",
+    request_id: str = "",
 ) -> pb.InferenceRequest:
-    """A dialogue, rendered by the template of the node's bundle. Raises InvalidRequest."""
-    request = _request(sampling, model, request_id)
+    """A dialogue, rendered by the template of the node's bundle; `adapter` names one of the bundle's.
+
+    Raises InvalidRequest.
+    """
+    request = _request(sampling, model, adapter, request_id)
     for place, message in enumerate(messages):
         if message.role not in _ROLES:
             raise InvalidRequest(f"chat.messages[{place}].role", f"is none of {', '.join(_ROLES)}")
@@ -72,10 +80,10 @@ def chat_request(
 
 
 def raw_request(
-    text: str, sampling: Sampling = GREEDY, *, model: str = "", request_id: str = ""
+    text: str, sampling: Sampling = GREEDY, *, model: str = "", adapter: str = "", request_id: str = ""
 ) -> pb.InferenceRequest:
     """Text that goes to the model as it is, with no template. Raises InvalidRequest."""
-    request = _request(sampling, model, request_id)
+    request = _request(sampling, model, adapter, request_id)
     request.raw_text = _text("raw_text", text)
     return request
 
@@ -105,8 +113,10 @@ def _zeros_that_fill(gap: int) -> int | None:
     return None
 
 
-def _request(sampling: Sampling, model: str, request_id: str) -> pb.InferenceRequest:
-    request = pb.InferenceRequest(model=_text("model", model), request_id=_text("request_id", request_id))
+def _request(sampling: Sampling, model: str, adapter: str, request_id: str) -> pb.InferenceRequest:
+    request = pb.InferenceRequest(
+        model=_text("model", model), adapter=_text("adapter", adapter), request_id=_text("request_id", request_id)
+    )
     for name in _SCALARS:
         if (value := getattr(sampling, name)) is not None:
             _put(request.sampling, name, value, f"sampling.{name}")

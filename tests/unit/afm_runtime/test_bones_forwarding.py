@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ import numpy as np
 import pytest
 from doubles.engine_harness import Answer
 from doubles.scripted_engine import SpelledTokens
-from doubles.tiny_model import TEST_TRUSTED, make_tiny_bundle
+from doubles.tiny_adapter import add_adapters, tiny_pairs
+from doubles.tiny_model import TEST_TRUSTED, make_tiny_bundle, tiny_model
 
 from tie import bones
 from tie.afm_runtime.attach import attach, block_bytes
 from tie.afm_runtime.config import AfmRuntimeConfig
 from tie.afm_runtime.decoding.stops import StopRules
 from tie.afm_runtime.engine import Engine
-from tie.afm_runtime.forwarding import SamplingRules
+from tie.afm_runtime.forwarding import NO_ADAPTER, SamplingRules
 from tie.afm_runtime.paging import BlockPool
 from tie.afm_runtime.scheduling import Limits, Scheduler
 from tie.afm_runtime.sequence import Admitted, Request
@@ -58,12 +60,14 @@ class Loop:
         self.scheduler = Scheduler(self.pool, limits, SpelledTokens())
         self.engine = Engine(attached.forwarding, self.scheduler, lambda: None, lambda: None)
 
-    def submit(self, prompt: Sequence[int], *, count: int = 12, min_tokens: int = 0, **rules: Any) -> Answer:
+    def submit(
+        self, prompt: Sequence[int], *, count: int = 12, min_tokens: int = 0, adapter: int = NO_ADAPTER, **rules: Any
+    ) -> Answer:
         answer = Answer()
         ending = frozenset(rules.pop("ending_ids", ()))
         admitted = Admitted(
             np.array(prompt, np.int32), SamplingRules(**rules), StopRules(count, min_tokens, ending, ()), 1,
-            time.monotonic() + 60,
+            time.monotonic() + 60, adapter,
         )  # fmt: skip
         answer.request = Request(admitted, answer)
         self.engine.submit(answer.request)
@@ -135,6 +139,35 @@ def test_a_preempted_request_goes_on_with_the_same_tokens(node: NodeConfig, rule
     assert loop.scheduler.preempted
     assert answer.tokens[0] == alone(node, count=50, **rules)
     assert older.tokens[0] == alone(node, [9] * 40, count=60)
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("adapted") / "tiny"
+    make_tiny_bundle(path, seed=1)
+    add_adapters(path, {"terse": tiny_pairs(tiny_model(), 1), "formal": tiny_pairs(tiny_model(), 2, rank=40)})
+    yield path
+    gc.collect()
+
+
+def test_requests_with_and_without_adapters_share_steps_and_change_no_token(node: NodeConfig, adapted: Path) -> None:
+    plain = alone(node)
+    node = replace(node, bundle_dir=str(adapted))
+    attached = attach(node, runtime())
+    assert attached.serves.adapters == ("formal", "terse")
+    expected = {adapter: alone(node, adapter=adapter) for adapter in (NO_ADAPTER, 0, 1)}
+    assert expected[NO_ADAPTER] == plain
+    loop = Loop(attached, budget=16)
+    answers = {adapter: loop.submit(PROMPT, adapter=adapter) for adapter in (1, NO_ADAPTER, 0)}
+    loop.run(*answers.values())
+    assert {adapter: answer.tokens[0] for adapter, answer in answers.items()} == expected
+    assert len({tuple(tokens) for tokens in expected.values()}) == 3
+
+
+def test_warming_adapters_needs_no_more_blocks_than_there_are(node: NodeConfig, adapted: Path) -> None:
+    node = replace(node, bundle_dir=str(adapted))
+    for count in (1, 2, 3):
+        assert attach(node, runtime(block_count=count)).block_count == count
 
 
 def test_blocks_are_used_again_without_a_trace(node: NodeConfig) -> None:

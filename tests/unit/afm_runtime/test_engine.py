@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tie.afm_runtime.engine import MAX_FAILED_STEPS
-from tie.afm_runtime.forwarding import Step
+from tie.afm_runtime.forwarding import NO_ADAPTER, Step
 from tie.afm_runtime.sequence import State
 
 PROMPT = [20, 21, 22, 23, 24, 25, 26]
@@ -37,6 +37,34 @@ def test_a_step_that_raises_ends_what_ran_in_it_and_the_next_request_succeeds() 
     assert (mate.kind, bad.kind) == ("INTERNAL", "INTERNAL")
     assert harness.pool.free == 128
     assert harness.ask([ECHO, 5, 6]).tokens == {0: [5, 6, EOS]}
+
+
+def test_each_row_of_a_step_has_its_own_request_s_adapter_and_no_mate_s() -> None:
+    alone = {adapter: Harness().ask(PROMPT, adapter=adapter).tokens for adapter in (NO_ADAPTER, 0, 1)}
+    harness = Harness()
+    answers = {adapter: harness.submit(PROMPT, adapter=adapter) for adapter in (1, NO_ADAPTER, 0)}
+    harness.run(*answers.values())
+    assert {adapter: answer.tokens for adapter, answer in answers.items()} == alone
+    assert len({str(tokens) for tokens in alone.values()}) == 3
+
+
+def test_a_step_names_adapters_only_where_a_row_has_one() -> None:
+    harness, seen = Harness(), []
+    harness.model.on_step = lambda step: seen.append(step.adapters)
+    harness.ask(PROMPT, max_tokens=2)
+    assert seen == [None, None]
+    harness.run(harness.submit([NEVER_ENDS], max_tokens=4), harness.submit(PROMPT, max_tokens=2, adapter=1))
+    assert [None if found is None else found.tolist() for found in seen[2:]] == [[-1, 1], [-1, 1], None, None]
+
+
+def test_choices_and_what_was_preempted_keep_their_adapter() -> None:
+    alone = Harness().ask(PROMPT, max_tokens=30, choices=2, adapter=1, temperature=1.0, seed=4)
+    harness = Harness(block_count=20)
+    older = harness.submit([NEVER_ENDS], max_tokens=60)
+    answer = harness.submit(PROMPT, max_tokens=30, choices=2, adapter=1, temperature=1.0, seed=4)
+    harness.run(older, answer)
+    assert harness.scheduler.preempted
+    assert answer.tokens == alone.tokens
 
 
 def test_no_failure_text_holds_anything_of_the_request_or_the_exception() -> None:

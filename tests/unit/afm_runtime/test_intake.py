@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tie.afm_runtime import intake
+from tie.afm_runtime.forwarding import NO_ADAPTER
 from tie.afm_runtime.intake import Refused, Serves
 from tie.afm_runtime.tickets import Tickets
 
@@ -86,6 +87,21 @@ def test_stop_strings_need_the_table() -> None:
     without = serves(has_token_bytes=False)
     assert "token_bytes.bin" in refusal(at=without, stop_strings=[b"x"])[1]
     assert admit(at=without).stops.strings == ()
+
+
+@pytest.mark.parametrize("adapter", ["marker", "Formal", "formal\x00", "formal,terse", " "])
+def test_an_adapter_that_is_not_served_is_refused_without_its_name(adapter: str) -> None:
+    kind, message = refusal(adapter=adapter)
+    assert (kind, message) == ("INVALID", "adapter: is none of the 2 that this runtime serves")
+
+
+def test_an_adapter_is_found_by_name_and_none_is_none() -> None:
+    assert [admit(adapter=adapter).adapter for adapter in ("formal", "terse", "", None)] == [
+        0,
+        1,
+        NO_ADAPTER,
+        NO_ADAPTER,
+    ]
 
 
 def test_missing_malformed_and_newer_parameters() -> None:

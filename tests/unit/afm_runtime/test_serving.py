@@ -115,6 +115,15 @@ def test_inputs_that_cannot_be_read_are_that_requests_failure(served: Served) ->
     assert "marker" not in channel.events[-1].failure.message
 
 
+def test_an_unknown_adapter_is_a_failure_and_a_known_one_makes_another_answer(served: Served) -> None:
+    refused = served.ask([20, 21], adapter="marker")
+    assert refused.outcome == "INVALID"
+    assert "marker" not in refused.events[-1].failure.message
+    answers = [served.ask([20, 21], adapter=adapter).tokens for adapter in ("", "formal", "terse", "formal")]
+    assert answers[1] == answers[3]
+    assert len({tuple(answer) for answer in answers}) == 3
+
+
 def test_a_refused_request_has_used_its_ticket(served: Served) -> None:
     with served.link() as link:
         assert served.ask([ECHO, 5], link, n=0).outcome == "INVALID"

@@ -16,7 +16,7 @@ from tie.contracts import limits
 from tie.contracts.errors import InvalidRequest, Unsupported
 
 MARKER = "MARKER7f3a"
-OFFER = Offer("tiny", 512, True, {"greet": frozenset({"name", "tone"})}.get)
+OFFER = Offer("tiny", 512, True, {"greet": frozenset({"name", "tone"})}.get, frozenset({"formal", "terse"}))
 Change = Callable[[pb.InferenceRequest], Any]
 
 
@@ -51,7 +51,6 @@ def add_parts(r: pb.InferenceRequest, count: int) -> None:
 
 
 UNSUPPORTED: list[tuple[str, Change]] = [
-    ("adapter", lambda r: setattr(r, "adapter", MARKER)),
     ("tools", lambda r: r.tools.add(name=MARKER)),
     ("tool_choice.auto", tool_choice(auto=True)),
     ("tool_choice.required", tool_choice(required=True)),
@@ -72,6 +71,8 @@ INVALID: list[tuple[str, str, Change]] = [
     ("request_id", "printable ASCII", lambda r: setattr(r, "request_id", "a\nb")),
     ("request_id", "printable ASCII", lambda r: setattr(r, "request_id", "\u00e9")),
     ("model", "65 characters, the limit is 64", lambda r: setattr(r, "model", "x" * 65)),
+    ("adapter", "65 characters, the limit is 64", lambda r: setattr(r, "adapter", "x" * 65)),
+    ("adapter", "printable ASCII", lambda r: setattr(r, "adapter", "form\nal")),
     ("tool_choice", "no choice", lambda r: r.tool_choice.SetInParent()),
     ("tool_choice", "no choice", tool_choice(none=False)),
     ("prompt", "missing", lambda r: r.ClearField("chat")),
@@ -150,6 +151,28 @@ def test_an_unknown_model_is_refused_without_its_name() -> None:
         parse(request(lambda r: setattr(r, "model", MARKER)))
     assert told(caught.value).kind == pb.ERROR_KIND_MODEL_NOT_FOUND
     assert MARKER not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [MARKER, "Formal", "formal ", "forma", " "])
+def test_an_unknown_adapter_is_refused_without_its_name(name: str) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        parse(request(lambda r: setattr(r, "adapter", name)))
+    error = told(caught.value)
+    assert (error.kind, error.where) == (pb.ERROR_KIND_MODEL_NOT_FOUND, "adapter")
+    assert error.message == "is none of the model's adapters"
+
+
+def test_a_model_without_adapters_has_none_of_any_name() -> None:
+    plain = Offer("tiny", 512, True, OFFER.template_parameters)
+    with pytest.raises(ModelNotFound):
+        parse(request(lambda r: setattr(r, "adapter", "formal")), plain)
+    assert parse(request(), plain).adapter == ""
+
+
+def test_a_known_adapter_is_taken_and_changes_nothing_else() -> None:
+    found = parse(request(lambda r: setattr(r, "adapter", "formal")))
+    assert found.adapter == "formal"
+    assert found.prompt == parse(request()).prompt
 
 
 def test_a_chat_needs_a_chat_template() -> None:

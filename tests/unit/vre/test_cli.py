@@ -155,13 +155,14 @@ def test_every_option_reaches_its_field(node: FakeNode, run_dir: Path) -> None:
         "--top-k", "-3", "--min-p", "0.125", "--seed", "18446744073709551615", "--max-tokens", "-1",
         "--min-tokens", "2", "--stop", "a", "--stop", "b", "--stop-token-id", "7", "--repetition-penalty", "1.5",
         "--presence-penalty", "0.5", "--frequency-penalty", "-0.5", "--logit-bias", "3=-1.5", "--n", "2",
-        "--logprobs", "0", "--ignore-eos", "--model", "m",
+        "--logprobs", "0", "--ignore-eos", "--model", "m", "--adapter", "formal",
     )  # fmt: skip
     assert done.returncode == Exit.OK, done.stderr
     (request,) = node.seen.requests
     request.ClearField("padding")
     expected = ipb.InferenceRequest(
         model="m",
+        adapter="formal",
         chat=ipb.Chat(
             messages=[
                 ipb.Message(role=ipb.ROLE_SYSTEM, parts=[ipb.Part(text="be brief")]),
@@ -182,9 +183,10 @@ def test_every_option_reaches_its_field(node: FakeNode, run_dir: Path) -> None:
 
 def test_raw_text_and_files_are_sent_as_they_are(node: FakeNode, run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("from a file\n")
-    vre("--run-dir", run_dir, "ask", "--raw", "--file", tmp_path / "long.txt")
+    vre("--run-dir", run_dir, "ask", "--raw", "--file", tmp_path / "long.txt", "--adapter", "terse")
     vre("--run-dir", run_dir, "ask", "Summarise:", "--file", "-", stdin=b"from stdin")
     assert node.seen.requests[0].raw_text == "from a file\n"
+    assert [request.adapter for request in node.seen.requests] == ["terse", ""]
     assert node.seen.requests[1].chat.messages[0].parts[0].text == "Summarise:\n\nfrom stdin"
 
 
@@ -228,7 +230,7 @@ def test_the_node_describes_itself(node: FakeNode, run_dir: Path) -> None:
 
 def test_a_chat_keeps_its_dialogue_and_forgets_it_on_demand(node: FakeNode, run_dir: Path) -> None:
     typed = b"one\n\ntwo\n/reset\nthree\n/system be brief\nfour\n/what\n/quit\nnever\n"
-    done = vre("--run-dir", run_dir, "chat", stdin=typed)
+    done = vre("--run-dir", run_dir, "chat", "--adapter", "formal", stdin=typed)
     assert done.returncode == Exit.OK, done.stderr
     said = [
         [part.text for message in request.chat.messages for part in message.parts] for request in node.seen.requests
@@ -236,6 +238,7 @@ def test_a_chat_keeps_its_dialogue_and_forgets_it_on_demand(node: FakeNode, run_
     paris = "The capital is Paris."
     assert said == [["one"], ["one", paris, "two"], ["three"], ["be brief", "four"]]
     assert done.stdout == f"{paris}\n" * 4
+    assert {request.adapter for request in node.seen.requests} == {"formal"}
 
 
 def test_a_turn_that_failed_is_not_kept(node: FakeNode, run_dir: Path) -> None:

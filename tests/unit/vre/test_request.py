@@ -34,6 +34,13 @@ def test_text_that_is_not_utf8_is_refused_without_being_repeated() -> None:
     assert "secret" not in str(raised.value)
 
 
+def test_a_name_that_is_not_utf8_is_refused_by_its_field() -> None:
+    with pytest.raises(InvalidRequest, match=r"^adapter: is not UTF-8 at character 6$"):
+        chat_request([ChatMessage("user", "x")], adapter="secret\udcff")
+    with pytest.raises(InvalidRequest, match=r"^adapter: "):
+        raw_request("x", adapter="\udcff")
+
+
 def test_an_unknown_role_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="none of system, user"):
         chat_request([ChatMessage("robot", "x")])

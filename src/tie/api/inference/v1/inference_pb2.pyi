@@ -81,6 +81,7 @@ class _ErrorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorKind.V
     ERROR_KIND_UNSUPPORTED: _ErrorKind.ValueType  # 2
     """A contract field that this node does not implement."""
     ERROR_KIND_MODEL_NOT_FOUND: _ErrorKind.ValueType  # 3
+    """No model, or no adapter of the model, has the name that is asked for."""
     ERROR_KIND_PROMPT_TOO_LONG: _ErrorKind.ValueType  # 4
     ERROR_KIND_BUSY: _ErrorKind.ValueType  # 5
     ERROR_KIND_DEADLINE: _ErrorKind.ValueType  # 6
@@ -98,6 +99,7 @@ ERROR_KIND_INVALID_REQUEST: ErrorKind.ValueType  # 1
 ERROR_KIND_UNSUPPORTED: ErrorKind.ValueType  # 2
 """A contract field that this node does not implement."""
 ERROR_KIND_MODEL_NOT_FOUND: ErrorKind.ValueType  # 3
+"""No model, or no adapter of the model, has the name that is asked for."""
 ERROR_KIND_PROMPT_TOO_LONG: ErrorKind.ValueType  # 4
 ERROR_KIND_BUSY: ErrorKind.ValueType  # 5
 ERROR_KIND_DEADLINE: ErrorKind.ValueType  # 6
@@ -133,6 +135,7 @@ class InferenceRequest(_message.Message):
     model: _builtins.str
     """Name of the bundle to serve; empty means the node's active one."""
     adapter: _builtins.str
+    """Name of one of the bundle's adapters; empty means the model as it is."""
     raw_text: _builtins.str
     logprobs: _builtins.int
     """Number of alternatives reported beside the sampled token, 0 to 20; absent: no log-probabilities."""
