@@ -173,4 +173,3 @@ pub(crate) fn real<N: PartialOrd + Display>(
 ) -> Result<(), DescriptionError> {
     if (&low..=&high).contains(&&value) { Ok(()) } else { Err(refusal(field, value, format!("{low} to {high}"))) }
 }
-}
