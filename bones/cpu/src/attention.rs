@@ -159,7 +159,7 @@ impl Queries<'_> {
     fn finish(&self, state: &State<'_>, mut put: impl FnMut(Query, &mut dyn Iterator<Item = f32>)) {
         let panels = self.work.dim_panels();
         for (place, query) in self.rows.iter().enumerate() {
-            let sum = state.sum[place];
+            let sum: f32 = state.sum[place].iter().sum();
             let values = state.values[place * panels..(place + 1) * panels].iter().flatten();
             put(*query, &mut values.map(|value| value / sum));
         }

@@ -130,3 +130,83 @@ impl Vector {
         bytemuck::cast_slice(self.regions.bytes(self.spec.span))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regions of one image: bytes that differ from one place to the next.
+    fn image(len: usize) -> (Arc<Regions>, Vec<u8>) {
+        let bytes: Vec<u8> = (0..len).map(|i| (i * 31 + i / 251) as u8).collect();
+        let path = std::env::temp_dir().join(format!("bones-matrix-{}-{len}", std::process::id()));
+        std::fs::write(&path, &bytes).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        (Arc::new(Regions::map(&[file]).unwrap()), bytes)
+    }
+
+    /// Rows 16 to 40 and columns 32 to 96 of a matrix of 40 by 160, or all of it.
+    fn specs(data: MatrixData) -> [MatrixSpec; 2] {
+        let whole = MatrixSpec::whole(40, 160, data);
+        [whole.part(16..40, 32..96), whole]
+    }
+
+    fn span(start: usize, len: usize) -> Span {
+        Span { region: 0, start, len }
+    }
+
+    /// The panels hold what the layout says: `units` of `size` bytes for each block of 32 columns.
+    fn check<E: bytemuck::Pod>(panels: &Panels<'_, E>, spec: &MatrixSpec, bytes: &[u8], units: usize) {
+        let (size, blocks) = (size_of::<E>(), 160 / BLOCK);
+        for panel in 0..spec.rows.len().div_ceil(PANEL) {
+            let first = ((spec.rows.start / PANEL + panel) * blocks + spec.cols.start / BLOCK) * units * size;
+            let want = &bytes[first..first + spec.cols.len() / BLOCK * units * size];
+            assert_eq!(bytemuck::cast_slice::<E, u8>(panels.of(panel)), want);
+        }
+    }
+
+    #[test]
+    fn parts_of_plain_matrices_are_found() {
+        let (regions, bytes) = image(64 + 3 * 160 * 64);
+        for (spec, whole) in specs(MatrixData::F32(span(64, 3 * 160 * 64))).into_iter().zip([false, true]) {
+            let matrix = Matrix::new(spec.clone(), Arc::clone(&regions));
+            assert_eq!((matrix.rows(), matrix.cols()), if whole { (40, 160) } else { (24, 64) });
+            let View::F32(panels) = matrix.view() else { panic!("f32") };
+            check(&panels, &spec, &bytes[64..], 32);
+        }
+        for spec in specs(MatrixData::Bf16(span(64, 3 * 80 * 64))) {
+            let matrix = Matrix::new(spec.clone(), Arc::clone(&regions));
+            let View::Bf16(panels) = matrix.view() else { panic!("bf16") };
+            check(&panels, &spec, &bytes[64..], 16);
+        }
+    }
+
+    #[test]
+    fn parts_of_quantised_matrices_are_found_with_their_scales() {
+        let (q, scale, min) = (span(2 * 15 * 32, 3 * 5 * 8 * 64), span(0, 15 * 32), span(15 * 32, 15 * 32));
+        let (regions, bytes) = image(q.start + q.len);
+        for spec in specs(MatrixData::Int8 { q, scale }) {
+            let matrix = Matrix::new(spec.clone(), Arc::clone(&regions));
+            let View::Int8 { q: words, scale } = matrix.view() else { panic!("int8") };
+            check(&words, &spec, &bytes[q.start..], 8);
+            check(&scale, &spec, &bytes, 1);
+        }
+        let half = Span { len: q.len / 2, ..q };
+        for spec in specs(MatrixData::Int4 { q: half, scale, min: Some(min) }) {
+            let matrix = Matrix::new(spec.clone(), Arc::clone(&regions));
+            let View::Int4 { q: words, scale, min: Some(least) } = matrix.view() else { panic!("int4") };
+            check(&words, &spec, &bytes[q.start..], 4);
+            check(&scale, &spec, &bytes, 1);
+            check(&least, &spec, &bytes[min.start..], 1);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "out of range")]
+    fn a_panel_beyond_the_last_is_not_read() {
+        let (regions, _) = image(3 * 160 * 64);
+        let matrix = Matrix::new(MatrixSpec::whole(40, 160, MatrixData::F32(span(0, 3 * 160 * 64))), regions);
+        let View::F32(panels) = matrix.view() else { panic!("f32") };
+        let _ = panels.of(3);
+    }
+}

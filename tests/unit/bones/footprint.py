@@ -50,7 +50,8 @@ class Mapping:
 
 
 def mappings() -> Iterator[Mapping]:
-    name, access, sizes = "", "", {}
+    name, access = "", ""
+    sizes: dict[str, int] = {}
     for line in Path("/proc/self/smaps").read_bytes().splitlines():
         if entry := _ENTRY.match(line):
             if access:
@@ -99,7 +100,8 @@ def write(fd: int, description: dict[str, Any], form: str) -> int:
     numbers = {"U8": noise, "F16": np.full(4096, 1e-3, "<f2"), "F32": np.ones(4096, "<f4")}
     numbers["BF16"] = (noise[::8] / 12800 - 1e-2).astype("<f4").view("<u2")[1::2]
     raw = {dtype: values.tobytes() for dtype, values in numbers.items()}
-    entries, pieces, end = {}, [], 0
+    entries: dict[str, Any] = {}
+    pieces, end = [], 0
     for name, dtype, shape in tensors(description, form):
         size = math.prod(shape) * numbers[dtype].itemsize
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
@@ -116,11 +118,11 @@ def write(fd: int, description: dict[str, Any], form: str) -> int:
 
 def activations(description: dict[str, Any], tokens: int, rows: int) -> int:
     """Bytes of everything that a step may hold: every tensor of it in f32 and once more as operand, and logits."""
-    query, kv = (description[heads] * description["head_dim"] for heads in ("query_heads", "kv_heads"))
-    hidden, inner = description["hidden_size"], description["intermediate_size"]
+    query, kv = (int(description[heads]) * int(description["head_dim"]) for heads in ("query_heads", "kv_heads"))
+    hidden, inner = int(description["hidden_size"]), int(description["intermediate_size"])
     widths = 4 * hidden + 2 * query + 2 * kv + 3 * inner
     operand = math.ceil(1.5 * max(hidden, query, inner))
-    logits = 3 * rows * description["vocab_size"]
+    logits = 3 * rows * int(description["vocab_size"])
     return 4 * (tokens * (widths + operand) + logits)
 
 

@@ -14,11 +14,12 @@ from unit.bones.test_logits import KINDS, KV, SETS, instruction_set
 
 from tie.bones import Sampling
 
+Options = dict[str, Any]
 LENGTH = 40
 COMPANY = (2, 3, 5, 8, 9, 17, 33, 64)
 # Chunks of attention end every 256 positions where blocks are whole panels, sooner where they are not; with several
 # threads and few sequences they are computed apart.
-LONG: dict[str, dict[str, Any]] = {
+LONG: dict[str, Options] = {
     "plain": {},
     "one key head of eight": {"query_heads": 8, "kv_heads": 1},
     "a window over a border": {"window": 270},
@@ -46,7 +47,8 @@ def test_chunks_do_not_matter(form: str, kv: str, isa: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_company_does_not_matter(form: str, kv: str, isa: str) -> None:
     model, _, _ = build(form)
-    tokens, options = tokens_of(13), {"isa": instruction_set(isa), "kv_dtype": kv}
+    tokens = tokens_of(13)
+    options: Options = {"isa": instruction_set(isa), "kv_dtype": kv}
     alone = driver(model, **options).follow(tokens)
     for batch in COMPANY:
         for slot in {0, batch // 2, batch - 1}:
@@ -58,7 +60,7 @@ def test_company_does_not_matter(form: str, kv: str, isa: str) -> None:
 def test_company_and_chunks_do_not_matter_to_any_kind_of_model(kind: str) -> None:
     model, description, _ = build("bf16", **KINDS[kind])
     tokens = tokens_of(30, vocab=description["vocab_size"])
-    options = {"kv_dtype": "bf16", "block_count": 300}
+    options: Options = {"kv_dtype": "bf16", "block_count": 300}
     alone = driver(model, **options).follow(tokens)
     assert np.array_equal(driver(model, threads=2, **options).follow(tokens, [7, 8, 20, 29], company=6, slot=3), alone)
 
@@ -69,7 +71,7 @@ def test_long_contexts_are_put_together_in_one_way(kind: str, block_size: int) -
     tokens = tokens_of(LAST)
     by_steps = [*range(254, 261), 262, 265, 299, 300, 301, 511, 512, 513, 519, 520, 521]
     for kv in KV:
-        options = {"kv_dtype": kv, "block_size_tokens": block_size, "block_count": LAST // block_size + 300}
+        options: Options = {"kv_dtype": kv, "block_size_tokens": block_size, "block_count": LAST // block_size + 300}
         whole = driver(model, **options).follow(tokens)
         for threads in (1, 2, 3):
             split = driver(model, threads=threads, **options).follow(tokens, by_steps)
@@ -84,7 +86,8 @@ def test_long_contexts_are_put_together_in_one_way(kind: str, block_size: int) -
 @pytest.mark.parametrize("form", FORMS)
 def test_a_reused_prefix_does_not_matter(form: str, kv: str, threads: int) -> None:
     model, _, _ = build(form, context_length=400)
-    prefix, options = tokens_of(290), {"kv_dtype": kv, "block_count": 100, "block_size_tokens": 8}
+    prefix = tokens_of(290)
+    options: Options = {"kv_dtype": kv, "block_count": 100, "block_size_tokens": 8}
     run = driver(model, threads=threads, **options)
     run.follow(prefix)
     for sequence, blocks in enumerate((1, 31, 32, 33, 36), start=1):
@@ -118,7 +121,7 @@ def test_nothing_matters(
 ) -> None:
     model, _, _ = build(form, **KINDS[kind] | {"query_heads": 6, "head_dim": 32, "rope": {"rotary_dim": 8}})
     tokens = tokens_of(LENGTH)
-    options = {"kv_dtype": kv, "block_size_tokens": block_size, "block_count": 3200 // block_size + 70}
+    options: Options = {"kv_dtype": kv, "block_size_tokens": block_size, "block_count": 3200 // block_size + 70}
     whole = driver(model, **options).follow(tokens)
     other = driver(model, seed=3, threads=threads, **options)
     found = other.follow(tokens, sorted(splits), company=company, slot=min(slot, company))

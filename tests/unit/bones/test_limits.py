@@ -38,6 +38,7 @@ def odd_models(draw: Callable[[Any], Any], forms: tuple[str, ...]) -> tuple[str,
         "vocab_size": draw(st.integers(1, 40)),
         "context_length": draw(st.integers(1, 40)),
         "tied_embeddings": draw(st.booleans()),
+        "norm_eps": 0.1,  # a norm of very few elements would magnify what cancelled in their sum
         "rope": {"rotary_dim": 2 * draw(st.integers(1, head_dim // 2))},
     }
 
@@ -76,7 +77,7 @@ def test_any_shape_in_any_form_gives_the_same_in_any_chunks(
 ) -> None:
     built, description, weights = build(model[0], **model[1])
     tokens, blocks = filled(description, block_size)
-    options = {"isa": instruction_set(isa), "kv_dtype": kv, **blocks}
+    options: dict[str, Any] = {"isa": instruction_set(isa), "kv_dtype": kv, **blocks}
     found = driver(built, threads=threads, **options).follow(tokens, [at for at in sorted(splits) if at < len(tokens)])
     assert np.array_equal(found, driver(built, **options).follow(tokens))
     # The first token has nothing to attend to but itself: what reference and engine round apart has not yet spread.

@@ -1,7 +1,7 @@
 //! Attention of a few rows to one sequence's cached keys and values, with a running softmax.
 //!
 //! A row is one query head of one token; rows of a tile share the reading of the cache. Positions are taken in steps of
-//! four panels of keys, and steps in chunks of [`CHUNK`] panels. A chunk's result is put together from its steps, a row's
+//! eight panels of keys, and steps in chunks of [`CHUNK`] panels. A chunk's result is put together from its steps, a row's
 //! from its chunks, both from the first position on; where a step or a chunk begins depends on nothing but its position.
 //! What a row does not see adds exact zeros. So a row's result depends on its own query and the cache alone, and chunks
 //! may be computed apart and merged afterwards.
@@ -17,7 +17,7 @@ use tie_bones_model::backend::KvDtype;
 /// Most rows of a tile.
 pub const ROWS: usize = 8;
 /// Panels of keys whose scores are in flight together.
-const STEP: usize = 4;
+const STEP: usize = 8;
 /// Panels of a chunk.
 pub const CHUNK: usize = 16;
 /// Below every score that occurs; a running maximum begins here.
@@ -27,31 +27,31 @@ const FLOOR: f32 = -1e30;
 pub struct State<'a> {
     /// Running maximum of each row.
     pub highest: &'a mut [f32],
-    /// Sum of the shares of each row.
-    pub sum: &'a mut [f32],
+    /// Sums of the shares of each row, not yet added over the lanes.
+    pub sum: &'a mut [[f32; LANES]],
     /// Sums of values `[rows][dimensions, padded to whole panels]`.
     pub values: &'a mut [[f32; LANES]],
 }
 
 /// Numbers that the state of `rows` rows takes, for heads of `panels` panels.
 pub fn state_len(rows: usize, panels: usize) -> usize {
-    rows * (2 + panels * LANES)
+    rows * (1 + LANES + panels * LANES)
 }
 
 impl<'a> State<'a> {
     /// A state in a buffer of [`state_len`] numbers.
     #[inline(always)]
     pub fn over(buffer: &'a mut [f32], rows: usize) -> Self {
-        let (head, values) = buffer.split_at_mut(2 * rows);
-        let (highest, sum) = head.split_at_mut(rows);
-        Self { highest, sum, values: cast_slice_mut(values) }
+        let (highest, vectors) = buffer.split_at_mut(rows);
+        let (sum, values) = cast_slice_mut(vectors).split_at_mut(rows);
+        Self { highest, sum, values }
     }
 
     /// Nothing seen.
     #[inline(always)]
     pub fn clear(&mut self) {
         self.highest.fill(FLOOR);
-        self.sum.fill(0.0);
+        self.sum.fill([0.0; LANES]);
         self.values.fill([0.0; LANES]);
     }
 }
@@ -110,15 +110,15 @@ impl SeeChunk<'_> {
             for (place, panel) in panels.clone().enumerate() {
                 self.score::<S, T, R>(s, panel, place, &mut shares);
             }
-            let mut kept = [0.0; R];
+            let kept = self.raise::<S, R>(s, &shares, panels.len());
             let mut words = [[[0; LANES]; R]; STEP];
             for row in 0..R {
-                kept[row] = self.share(s, row, &mut shares[row][..panels.len()]);
+                self.share(s, row, kept[row], &mut shares[row][..panels.len()]);
                 for (place, share) in shares[row][..panels.len()].iter().enumerate() {
                     words[place][row] = T::words(s, share);
                 }
             }
-            self.weigh::<S, T, R>(s, panels, &words, kept);
+            self.weigh::<S, T, R>(s, panels, &words, &kept);
         }
     }
 
@@ -160,25 +160,40 @@ impl SeeChunk<'_> {
         }
     }
 
-    /// Turns a row's scores into shares of its new maximum, and gives what its sums so far are worth under it.
+    /// Raises the running maxima to the scores', and gives what each row's sums so far are worth under the new one.
     #[inline(always)]
-    fn share<S: Simd>(&mut self, s: S, row: usize, scores: &mut [[f32; LANES]]) -> f32 {
-        let mut highest = s.splat(self.state.highest[row]);
-        for scores in &*scores {
-            highest = s.max(s.load(scores), highest);
+    fn raise<S: Simd, const R: usize>(
+        &mut self,
+        s: S,
+        scores: &[[[f32; LANES]; STEP]; R],
+        panels: usize,
+    ) -> [f32; LANES] {
+        let mut kept = [0.0; LANES];
+        for row in 0..R {
+            let before = self.state.highest[row];
+            let mut highest = s.splat(before);
+            for scores in &scores[row][..panels] {
+                highest = s.max(s.load(scores), highest);
+            }
+            self.state.highest[row] = s.highest(highest);
+            kept[row] = before - self.state.highest[row];
         }
-        let highest = s.highest(highest);
-        let mut sum = s.splat(0.0);
+        s.store(exp(s, s.load(&kept)), &mut kept);
+        kept
+    }
+
+    /// Turns a row's scores into shares of its maximum.
+    #[inline(always)]
+    fn share<S: Simd>(&mut self, s: S, row: usize, kept: f32, scores: &mut [[f32; LANES]]) {
+        let lowest = s.splat(-self.state.highest[row]);
+        let mut sum = s.mul(s.load(&self.state.sum[row]), s.splat(kept));
         for scores in scores {
             let score = s.load(scores);
-            let share = s.above(score, s.splat(FLOOR), exp(s, s.add(score, s.splat(-highest))));
+            let share = s.above(score, s.splat(FLOOR), exp(s, s.add(score, lowest)));
             s.store(share, scores);
             sum = s.add(sum, share);
         }
-        let kept = exp_of(s, self.state.highest[row] - highest);
-        self.state.sum[row] = self.state.sum[row] * kept + s.sum(sum);
-        self.state.highest[row] = highest;
-        kept
+        s.store(sum, &mut self.state.sum[row]);
     }
 
     /// Adds the values by their shares.
@@ -188,7 +203,7 @@ impl SeeChunk<'_> {
         s: S,
         panels: Range<usize>,
         shares: &[[[u32; LANES]; R]; STEP],
-        kept: [f32; R],
+        kept: &[f32; LANES],
     ) {
         let counts = self.cache.counts;
         let words = LANES / per_word(self.dtype);
@@ -242,7 +257,8 @@ impl Kernel for Merge<'_, '_, '_> {
             let (before, later) = (self.into.highest[row], self.from.highest[row]);
             let highest = if later > before { later } else { before };
             let (kept, added) = (exp_of(s, before - highest), exp_of(s, later - highest));
-            self.into.sum[row] = self.into.sum[row] * kept + self.from.sum[row] * added;
+            let before = s.mul(s.load(&self.into.sum[row]), s.splat(kept));
+            s.store(s.fma(s.load(&self.from.sum[row]), s.splat(added), before), &mut self.into.sum[row]);
             self.into.highest[row] = highest;
             let values = row * panels..(row + 1) * panels;
             for (into, from) in self.into.values[values.clone()].iter_mut().zip(&self.from.values[values]) {

@@ -13,6 +13,8 @@ use bytemuck::cast_slice;
 /// Results of a tile: a row of sixteen for each of its rows.
 pub type Products = [[f32; LANES]; TILE];
 
+/// Bytes between what is multiplied and what is fetched from memory meanwhile.
+const AHEAD: usize = 2048;
 /// Sums of whole numbers that a low tile keeps in flight, so as not to wait for each product.
 const CHAINS: usize = 4;
 
@@ -50,6 +52,8 @@ fn words<S: Simd, T: Stored, const M: usize>(s: S, w: &[Words], x: &[[u32; M]]) 
     let (mut even, mut odd) = ([s.splat(0.0); M], [s.splat(0.0); M]);
     let (mut pairs, mut rows) = (w.chunks_exact(2), x.chunks_exact(2));
     for (w, x) in pairs.by_ref().zip(rows.by_ref()) {
+        s.prefetch(&w[0], AHEAD);
+        s.prefetch(&w[1], AHEAD);
         let (first, second) = (s.words(&w[0]), s.words(&w[1]));
         for m in 0..M {
             even[m] = T::dot(s, even[m], first, x[0][m]);
@@ -87,6 +91,9 @@ impl<S: Simd> Quantised<S> for Bytes<'_> {
     #[inline(always)]
     fn words(&self, s: S, block: usize) -> [S::W; 8] {
         let q = &self.0[8 * block..8 * block + 8];
+        for line in q {
+            s.prefetch(line, AHEAD);
+        }
         let mut words = [s.words(&q[0]); 8];
         for j in 1..8 {
             words[j] = s.words(&q[j]);
@@ -103,6 +110,9 @@ impl<S: Simd> Quantised<S> for Bytes<'_> {
 #[inline(always)]
 fn nibbles<S: Simd>(s: S, q: &[Words], block: usize) -> [S::W; 8] {
     let q = &q[4 * block..4 * block + 4];
+    for line in q {
+        s.prefetch(line, AHEAD);
+    }
     let mut words = [s.words(&q[0]); 8];
     for j in 0..4 {
         let both = s.words(&q[j]);
@@ -142,6 +152,7 @@ impl<S: Simd> Quantised<S> for NibblesFrom<'_> {
 
     #[inline(always)]
     fn least(&self, s: S, block: usize) -> Option<S::V> {
+        s.prefetch(&self.1[block], AHEAD);
         Some(s.widen_f16(&self.1[block]))
     }
 }
@@ -170,6 +181,7 @@ fn blocks<S: Simd, W: Quantised<S>, const M: usize>(s: S, w: &W, scales: &[[u16;
                 dots[0][m] = s.add_ints(dots[0][m], dots[chain][m]);
             }
         }
+        s.prefetch(scale, AHEAD);
         let scale = s.widen_f16(scale);
         for m in 0..M {
             let scale = s.mul(scale, s.splat(f32::from_bits(x[SCALE][m])));

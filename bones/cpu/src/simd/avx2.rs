@@ -71,8 +71,9 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn prefetch(self, line: &[u8; 64]) {
-        intrinsics! { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) }
+    fn prefetch<T>(self, here: &T, ahead: usize) {
+        // A prefetch of an address that is not mapped does nothing.
+        intrinsics! { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(here).cast::<i8>().wrapping_add(ahead)) }
     }
 
     #[inline(always)]

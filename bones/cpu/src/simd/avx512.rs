@@ -87,8 +87,9 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn prefetch(self, line: &[u8; 64]) {
-        intrinsics! { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) }
+    fn prefetch<T>(self, here: &T, ahead: usize) {
+        // A prefetch of an address that is not mapped does nothing.
+        intrinsics! { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(here).cast::<i8>().wrapping_add(ahead)) }
     }
 
     #[inline(always)]
@@ -169,18 +170,8 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn narrow_bf16(self, v: __m512) -> [u16; LANES] {
-        // Not `vcvtneps2bf16`, which takes denormals for zero.
-        intrinsics! {
-            let bits = _mm512_castps_si512(v);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-            let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(1 << 22));
-            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
-            let halves = _mm512_srli_epi32::<16>(_mm512_mask_mov_epi32(rounded, nan, quiet));
-            let mut out = [0; LANES];
-            _mm256_storeu_si256(out.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(halves));
-            out
-        }
+        // SAFETY: 32 bytes either way.
+        intrinsics! { std::mem::transmute::<__m256bh, [u16; LANES]>(_mm512_cvtneps_pbh(v)) }
     }
 
     #[inline(always)]

@@ -55,8 +55,8 @@ pub trait Simd: Copy {
     fn splat(self, x: f32) -> Self::V;
     /// Reads.
     fn load(self, x: &[f32; LANES]) -> Self::V;
-    /// Asks for a cache line that will be read.
-    fn prefetch(self, line: &[u8; 64]);
+    /// Asks for what lies `ahead` bytes beyond, which may be anything.
+    fn prefetch<T>(self, here: &T, ahead: usize);
     /// Writes.
     fn store(self, v: Self::V, to: &mut [f32; LANES]);
     /// a + b
@@ -83,7 +83,7 @@ pub trait Simd: Copy {
     fn magnitude(self, a: Self::V, b: Self::V) -> f32;
     /// From 16-bit floats.
     fn widen_f16(self, x: &[u16; LANES]) -> Self::V;
-    /// Rounded to bfloat16, ties to even; NaN stays NaN.
+    /// Rounded to bfloat16, ties to even; NaN stays NaN, a denormal may become zero.
     fn narrow_bf16(self, v: Self::V) -> [u16; LANES];
     /// Rounded to whole numbers, ties to even; lanes are within ±127.
     fn narrow_i8(self, v: Self::V) -> [i8; LANES];

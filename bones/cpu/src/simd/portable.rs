@@ -67,7 +67,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn prefetch(self, _line: &[u8; 64]) {}
+    fn prefetch<T>(self, _: &T, _: usize) {}
 
     #[inline(always)]
     fn store(self, v: V, to: &mut [f32; LANES]) {

@@ -20,7 +20,7 @@ fn arithmetic_is_right_in_every_lane() {
 #[test]
 fn memory_is_read_and_written_wherever_it_begins() {
     on_every_set!(s => {
-        s.prefetch(&[0; 64]);
+        s.prefetch(&[0_u8; 64], 1 << 20);
         let numbers: [f32; LANES + 7] = std::array::from_fn(|i| i as f32);
         for at in 0..=7 {
             let mut out = [-1.0_f32; LANES + 7];
