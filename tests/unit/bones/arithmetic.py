@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Forms = str | Callable[[str], str]
 """The form in which every matrix is stored, or each by a part of its name."""
-_BLOCK, _PANEL, _STEP, _CHUNK = 32, 16, 4, 16
+# As bones/cpu has them: elements of a quantised block, lanes of a panel, panels of a step and of a chunk of attention.
+_BLOCK, _PANEL, _STEP, _CHUNK = 32, 16, 8, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Arithmetic:
         return result
 
     def _running_highest(self, scores: Floats) -> Floats:
-        """Positions are taken in steps of four panels, steps in chunks of sixteen; panels end where blocks do."""
+        """Positions are taken in steps of eight panels, steps in chunks of sixteen; panels end where blocks do."""
         size, positions = self.block_size_tokens, np.arange(scores.shape[-1])
         panels = positions // size * -(-size // _PANEL) + positions % size // _PANEL
         highest = np.empty_like(scores)
