@@ -7,10 +7,10 @@ PY := .venv/bin/python
 BUNDLE := build/bundles/smollm2
 BUNDLE_F32 := build/bundles/smollm2-f32
 
-.PHONY: help setup demo test check soak bench protos clean native
+.PHONY: help setup demo test check soak bench bench-setup protos clean native
 
 help: ## what there is
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 setup: ## virtual environment, Bones in release mode, Triton's files, the SmolLM2 bundle
 	@.ci/setup.sh
@@ -29,8 +29,12 @@ soak: setup ## the full counts of what `make test` samples
 	@.ci/setup.sh --tests
 	@TIE_SOAK=1 $(PY) -m pytest tests/integration tests/security -q
 
-bench: setup ## the path's own cost, by stage
+bench: setup bench-setup ## the path's own cost by stage, then Bones beside other engines and the machine's limits
 	@$(PY) bench/path.py
+	@$(PY) bench/engine.py
+
+bench-setup: setup ## the engines that Bones is measured against, in build/bench-venv
+	@.ci/bench-setup.sh
 
 protos: ## writes src/tie/api anew from protos/
 	@.ci/protos.sh
