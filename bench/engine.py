@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import gguf_files
@@ -114,12 +115,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a smoke figure within a minute: three rows")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="rows, such as 'prefill_*.int4.1' or '*_1b.*'")
     parser.add_argument("--threads", default="1,2", help="numbers of threads, for all engines alike")
+    parser.add_argument("--rounds", type=int, default=99, metavar="N", help="at most N samples of each engine a row")
     parser.add_argument("--no-peers", action="store_true", help="Bones alone")
     parser.add_argument("--peers-python", type=Path, default=ROOT / "build" / "bench-venv" / "bin" / "python")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the raw samples as JSON")
     options = parser.parse_args()
     options.threads = [1] if options.quick else [int(count) for count in options.threads.split(",")]
-    options.workloads = QUICK if options.quick else WORKLOADS
+    workloads = QUICK if options.quick else WORKLOADS
+    options.workloads = [replace(work, rounds=min(work.rounds, max(1, options.rounds))) for work in workloads]
     return options
 
 
@@ -139,13 +142,14 @@ def present(options: argparse.Namespace) -> list[str]:
 def main() -> None:
     options = arguments()
     modules = present(options)
-    rows = list(measured(options, modules))
+    rows = []
+    for row in measured(options, modules):
+        rows.append(row)
+        if options.out is not None:  # after each: the whole run takes the better part of an hour
+            options.out.mkdir(parents=True, exist_ok=True)
+            (options.out / "engine.json").write_text(json.dumps([row.raw() for row in rows], indent=1))
     print(f"\n{table(rows)}\n")
-    found = figures(rows)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "engine.json").write_text(json.dumps([row.raw() for row in rows], indent=1))
-    print(json.dumps({"bench": "engine", "figures": found}))
+    print(json.dumps({"bench": "engine", "figures": figures(rows)}))
 
 
 if __name__ == "__main__":

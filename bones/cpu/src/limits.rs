@@ -1,7 +1,7 @@
 //! What the machine can do at most, for benchmarks to be held against: how fast threads read memory, and how fast they
 //! multiply when the operands never leave the registers.
 //!
-//! Both take the best of several passes: a limit is what the machine gives when nobody disturbs it.
+//! Both take the best of many passes: a limit is what the machine gives when nobody disturbs it.
 // Half of the intrinsics that there are.
 #![allow(clippy::wildcard_imports)]
 // AVX-512 is built only by compilers that have its instructions: see build.rs.
@@ -14,9 +14,12 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-const PASSES: usize = 9;
-/// Rounds of products in one pass: some tens of milliseconds.
-const ROUNDS: usize = 2 << 20;
+/// How long passes are repeated.
+const PATIENCE: Duration = Duration::from_millis(600);
+const FEWEST_PASSES: usize = 9;
+const MOST_PASSES: usize = 400;
+/// Rounds of products in one pass: about a millisecond, which a busy machine grants undisturbed now and then.
+const ROUNDS: usize = 1 << 18;
 const LINE: usize = 64;
 /// Cache lines that are read together.
 const GROUP: usize = 8 * LINE;
@@ -71,26 +74,30 @@ pub fn gemm_peak(kind: Arithmetic, threads: usize) -> f64 {
     (threads * ROUNDS * multiplier.operations) as f64 / best.as_secs_f64()
 }
 
-/// All threads do the work at once, several times over; the slowest thread's time in the fastest pass.
+/// All threads do the work at once, again and again; the slowest thread's time in the fastest pass.
 fn fastest_pass(threads: usize, work: impl Fn(usize) + Sync) -> Duration {
-    let start = Barrier::new(threads);
-    let passes = |thread: usize| {
-        let mut times = [Duration::ZERO; PASSES];
-        for time in &mut times {
-            start.wait();
-            let begin = Instant::now();
-            work(thread);
-            *time = begin.elapsed();
-        }
-        times
+    let timed = |thread: usize| {
+        let begin = Instant::now();
+        work(thread);
+        begin.elapsed()
     };
-    let passes = &passes;
-    let times: Vec<[Duration; PASSES]> = std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || passes(thread))).collect();
-        let own = passes(0);
+    let once = timed(0).max(Duration::from_micros(1));
+    let passes = ((PATIENCE.as_secs_f64() / once.as_secs_f64()) as usize).clamp(FEWEST_PASSES, MOST_PASSES);
+    let start = Barrier::new(threads);
+    let run = |thread: usize| -> Vec<Duration> {
+        let pass = |_| {
+            start.wait();
+            timed(thread)
+        };
+        (0..passes).map(pass).collect()
+    };
+    let run = &run;
+    let times: Vec<Vec<Duration>> = std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || run(thread))).collect();
+        let own = run(0);
         others.into_iter().map(|other| other.join().expect("the work does not panic")).chain([own]).collect()
     });
-    let slowest = (0..PASSES).map(|pass| times.iter().map(|times| times[pass]).max().unwrap_or_default());
+    let slowest = (0..passes).map(|pass| times.iter().map(|times| times[pass]).max().unwrap_or_default());
     slowest.min().unwrap_or_default()
 }
 

@@ -1,16 +1,18 @@
 //! Buffers that begin on a cache line, so that no vector load straddles two.
+//!
+//! They are anonymous mappings: zero without being written, so that a large cache costs nothing until it is used.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
+use memmap2::{Advice, MmapMut};
 use std::marker::PhantomData;
 
-/// One cache line.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
+/// From this many bytes on, large pages are asked for.
+const LARGE: usize = 4 << 20;
 
-/// A vector of numbers that begins on a cache line and grows in whole lines.
+/// Numbers that begin on a cache line.
 pub struct Lines<E> {
-    memory: Vec<Line>,
+    /// Absent where there is nothing to hold.
+    memory: Option<MmapMut>,
     len: usize,
     element: PhantomData<E>,
 }
@@ -18,32 +20,63 @@ pub struct Lines<E> {
 impl<E: Pod> Lines<E> {
     /// `len` zeros; `None` when memory is short.
     pub fn zeroed(len: usize) -> Option<Self> {
-        let count = len.checked_mul(size_of::<E>())?.div_ceil(64);
-        let memory = bytemuck::allocation::try_zeroed_vec(count).ok()?;
-        Some(Self { memory, len, element: PhantomData })
+        let bytes = len.checked_mul(size_of::<E>())?;
+        Some(Self { memory: if bytes == 0 { None } else { Some(map(bytes)?) }, len, element: PhantomData })
     }
 
     /// Makes it hold `len` numbers, their values unspecified. Memory is kept when it shrinks.
     pub fn resize(&mut self, len: usize) -> Option<()> {
-        let count = len.checked_mul(size_of::<E>())?.div_ceil(64);
-        if count > self.memory.len() {
-            self.memory = bytemuck::allocation::try_zeroed_vec(count).ok()?;
+        let bytes = len.checked_mul(size_of::<E>())?;
+        if bytes > self.memory.as_ref().map_or(0, |memory| memory.len()) {
+            self.memory = Some(map(bytes)?);
         }
         self.len = len;
         Some(())
     }
 }
 
+fn map(bytes: usize) -> Option<MmapMut> {
+    let memory = MmapMut::map_anon(bytes).ok()?;
+    if bytes >= LARGE {
+        // A hint; without it there are more pages and nothing else.
+        let _ = memory.advise(Advice::HugePage);
+    }
+    Some(memory)
+}
+
 impl<E: Pod> std::ops::Deref for Lines<E> {
     type Target = [E];
 
     fn deref(&self) -> &[E] {
-        &bytemuck::cast_slice(&self.memory)[..self.len]
+        // An empty slice of bytes need not be aligned for numbers.
+        let Some(memory) = &self.memory else { return &[] };
+        bytemuck::cast_slice(&memory[..self.len * size_of::<E>()])
     }
 }
 
 impl<E: Pod> std::ops::DerefMut for Lines<E> {
     fn deref_mut(&mut self) -> &mut [E] {
-        &mut bytemuck::cast_slice_mut(&mut self.memory)[..self.len]
+        let Some(memory) = &mut self.memory else { return &mut [] };
+        bytemuck::cast_slice_mut(&mut memory[..self.len * size_of::<E>()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_begin_on_a_line_whether_empty_or_not() {
+        let mut lines = Lines::<f32>::zeroed(0).unwrap();
+        assert!(lines.is_empty());
+        lines.fill(1.0);
+        for len in [1, 5000, 3, 0, 2_000_000] {
+            lines.resize(len).unwrap();
+            assert_eq!((lines.len(), lines.as_ptr() as usize % 64), (len, 0));
+            lines.fill(1.0);
+        }
+        assert!(Lines::<u32>::zeroed(70).unwrap().iter().all(|&word| word == 0));
+        assert!(Lines::<u32>::zeroed(usize::MAX / 2).is_none() && lines.resize(usize::MAX / 2).is_none());
+        assert_eq!(lines.len(), 2_000_000);
     }
 }

@@ -165,11 +165,11 @@ pub(crate) fn within(field: impl Into<String>, value: usize, low: usize, high: u
 }
 
 /// Compares in the number's own precision: a limit as f32 is within the limits.
-pub(crate) fn real<N: PartialOrd + Display>(
+pub(crate) fn real<N: PartialOrd + Display + Copy>(
     field: impl Into<String>,
     value: N,
     low: N,
     high: N,
 ) -> Result<(), DescriptionError> {
-    if (&low..=&high).contains(&&value) { Ok(()) } else { Err(refusal(field, value, format!("{low} to {high}"))) }
+    if (low..=high).contains(&value) { Ok(()) } else { Err(refusal(field, value, format!("{low} to {high}"))) }
 }

@@ -41,9 +41,7 @@ pub fn draw(
     allowed: Option<&[u32]>,
     position: u32,
 ) -> Result<Drawn, RowFault> {
-    if logits.iter().any(|l| l.is_nan() || *l == f32::INFINITY) || highest(logits) == f32::NEG_INFINITY {
-        return Err(RowFault::NotFinite);
-    }
+    let untouched = highest(logits)?;
     let original = sampling.logprobs.map(|count| (count, logits.to_vec()));
     if let Some(words) = allowed {
         mask(logits, words)?;
@@ -54,12 +52,10 @@ pub fn draw(
     for &(id, bias) in &sampling.logit_bias {
         change(&mut logits[id as usize], |l| l + bias);
     }
-    let max = highest(logits);
-    if max == f32::NEG_INFINITY {
-        return Err(RowFault::NotFinite);
-    }
+    let touched = allowed.is_some() || sampling.penalises() || !sampling.logit_bias.is_empty();
+    let max = if touched { highest(logits)? } else { untouched };
     let token = if is_greedy(logits, sampling.temperature) {
-        logits.iter().position(|&l| l == max).map_or(0, |id| id as u32)
+        first(logits, max)
     } else {
         pick(&candidates(logits, max, sampling), uniform(sampling.seed, sampling.choice_index, position))
     };
@@ -67,8 +63,26 @@ pub fn draw(
     Ok(Drawn { token, logprobs })
 }
 
-fn highest(logits: &[f32]) -> f32 {
-    logits.iter().copied().fold(f32::NEG_INFINITY, f32::max)
+/// The highest of logits that are all below infinity and none NaN, one at least being finite. By lanes, which the
+/// compiler takes together.
+fn highest(logits: &[f32]) -> Result<f32, RowFault> {
+    let (mut lanes, mut fine) = ([f32::NEG_INFINITY; 16], [true; 16]);
+    for chunk in logits.chunks(16) {
+        for ((lane, fine), &logit) in lanes.iter_mut().zip(&mut fine).zip(chunk) {
+            *lane = if logit > *lane { logit } else { *lane };
+            *fine &= logit < f32::INFINITY;
+        }
+    }
+    let max = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    if fine.contains(&false) || max == f32::NEG_INFINITY { Err(RowFault::NotFinite) } else { Ok(max) }
+}
+
+/// The first token with the highest logit.
+fn first(logits: &[f32], max: f32) -> u32 {
+    // All of a chunk is looked at, so that the compiler takes it together.
+    let holds = |chunk: &[f32]| chunk.iter().filter(|&&l| l == max).count() > 0;
+    let chunk = logits.chunks(64).position(holds).unwrap_or(0);
+    (64 * chunk + logits[64 * chunk..].iter().position(|&l| l == max).unwrap_or(0)) as u32
 }
 
 fn mask(logits: &mut [f32], words: &[u32]) -> Result<(), RowFault> {
@@ -105,8 +119,11 @@ fn change(logit: &mut f32, by: impl Fn(f32) -> f32) {
 
 /// Temperature 0, or so small that scaled logits would overflow.
 fn is_greedy(logits: &[f32], temperature: f64) -> bool {
+    if temperature == 0.0 {
+        return true;
+    }
     let largest = logits.iter().filter(|l| l.is_finite()).fold(0.0_f32, |m, l| m.max(l.abs()));
-    temperature == 0.0 || f64::from(largest) / temperature > f64::from(f32::MAX)
+    f64::from(largest) / temperature > f64::from(f32::MAX)
 }
 
 /// What temperature, top-k, top-p and min-p leave, likeliest first where an order was needed.
@@ -164,7 +181,7 @@ fn pick(kept: &[Candidate], uniform: f64) -> u32 {
 }
 
 fn logprobs(logits: &[f32], token: u32, count: usize) -> Vec<(u32, f32)> {
-    let max = f64::from(highest(logits));
+    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let total: f64 = logits.iter().map(|&l| (f64::from(l) - max).exp()).sum();
     let log = |logit: f32| (f64::from(logit) - max - total.ln()) as f32;
     let mut top: Vec<Candidate> =

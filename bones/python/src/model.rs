@@ -45,12 +45,7 @@ fn resolve(description: &str, regions: &Regions, adapters: &[(String, i32)]) -> 
 impl Model {
     #[new]
     #[pyo3(signature = (description_json, regions, adapters = Vec::new()))]
-    fn new(
-        py: Python<'_>,
-        description_json: &str,
-        regions: Vec<i32>,
-        adapters: Vec<(String, i32)>,
-    ) -> PyResult<Self> {
+    fn new(py: Python<'_>, description_json: &str, regions: Vec<i32>, adapters: Vec<(String, i32)>) -> PyResult<Self> {
         guarded("model", || {
             py.detach(|| {
                 let fds: Vec<i32> = regions.iter().copied().chain(adapters.iter().map(|(_, fd)| *fd)).collect();

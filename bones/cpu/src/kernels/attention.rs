@@ -6,10 +6,10 @@
 //! What a row does not see adds exact zeros. So a row's result depends on its own query and the cache alone, and chunks
 //! may be computed apart and merged afterwards.
 
-use crate::cache::{Layer, per_word};
+use crate::cache::Layer;
 use crate::kernels::rows::capped;
 use crate::kernels::stored::{Bf16, F32, Stored};
-use crate::simd::{Kernel, LANES, Simd, exp};
+use crate::simd::{Kernel, LANES, Simd, Words, exp};
 use bytemuck::{cast_slice, cast_slice_mut};
 use std::ops::Range;
 use tie_bones_model::backend::KvDtype;
@@ -206,21 +206,27 @@ impl SeeChunk<'_> {
         kept: &[f32; LANES],
     ) {
         let counts = self.cache.counts;
-        let words = LANES / per_word(self.dtype);
+        let mut values: [(&[Words], usize); STEP] = [(&[], 0); STEP];
+        for (panel, values) in panels.zip(&mut values) {
+            let (block, first) = (panel / counts.slot_panels, panel % counts.slot_panels * T::WORDS);
+            *values = (&self.cache.values(self.blocks[block])[first..], T::WORDS.min(counts.slot_words - first));
+        }
         for dim in 0..counts.dim_panels {
             let mut sums = [s.splat(0.0); R];
             for row in 0..R {
                 let before = s.load(&self.state.values[row * counts.dim_panels + dim]);
                 sums[row] = s.mul(before, s.splat(kept[row]));
             }
-            for (panel, shares) in panels.clone().zip(shares) {
-                let (block, part) = (panel / counts.slot_panels, panel % counts.slot_panels);
-                let values = &self.cache.values(self.blocks[block])[dim * counts.slot_words..][..counts.slot_words];
-                let end = counts.slot_words.min((part + 1) * words);
-                for (word, value) in values[part * words..end].iter().enumerate() {
-                    let value = s.words(value);
-                    for row in 0..R {
-                        sums[row] = T::dot(s, sums[row], value, shares[row][word]);
+            for ((values, len), shares) in values.iter().zip(shares) {
+                if *len == T::WORDS {
+                    // The usual case, with a length that the compiler knows.
+                    let values = &values[dim * counts.slot_words..][..T::WORDS];
+                    for word in 0..T::WORDS {
+                        add_word::<S, T, R>(s, &values[word], shares, word, &mut sums);
+                    }
+                } else {
+                    for word in 0..*len {
+                        add_word::<S, T, R>(s, &values[dim * counts.slot_words + word], shares, word, &mut sums);
                     }
                 }
             }
@@ -228,6 +234,21 @@ impl SeeChunk<'_> {
                 s.store(sums[row], &mut self.state.values[row * counts.dim_panels + dim]);
             }
         }
+    }
+}
+
+/// Adds one word of values by each row's shares.
+#[inline(always)]
+fn add_word<S: Simd, T: Stored, const R: usize>(
+    s: S,
+    value: &Words,
+    shares: &[[u32; LANES]; R],
+    word: usize,
+    sums: &mut [S::V; R],
+) {
+    let value = s.words(value);
+    for row in 0..R {
+        sums[row] = T::dot(s, sums[row], value, shares[row][word]);
     }
 }
 

@@ -1,6 +1,8 @@
 //! What the operations compute, written once over [`crate::simd::Simd`].
 // What is not inlined into a function with the target features cannot use them.
 #![allow(clippy::inline_always)]
+// Loops count through registers; iterators would be closures, of which the same may be said.
+#![allow(clippy::needless_range_loop)]
 
 mod attention;
 mod embed;

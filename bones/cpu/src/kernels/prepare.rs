@@ -3,9 +3,9 @@
 //! Bytes are quantised by blocks of 32 elements, symmetrically: the largest magnitude of a block becomes 127.
 
 use crate::kernels::rows::norm;
-use crate::operand::{BLOCK_WORDS, Form, MINUS_8, MINUS_128, SCALE, SUM};
+use crate::operand::{BLOCK_WORDS, Form, MINUS_8, MINUS_128, SCALE, SUM, TILE};
 use crate::simd::{Kernel, LANES, Simd};
-use bytemuck::cast_slice;
+use bytemuck::{cast_slice, cast_slice_mut};
 use tie_bones_model::weights::BLOCK;
 
 /// Writes a tile of rows in one form.
@@ -94,23 +94,34 @@ fn bf16<S: Simd>(s: S, x: &[f32], len: usize, column: Column<'_>) {
 #[inline(always)]
 fn bytes<S: Simd>(s: S, x: &[f32], column: Column<'_>) {
     let Column { words, height, m } = column;
-    for (x, words) in x.chunks_exact(BLOCK).zip(words.chunks_exact_mut(BLOCK_WORDS * height)) {
+    match height {
+        1 => bytes_of::<S, 1>(s, x, cast_slice_mut(words), m),
+        2 => bytes_of::<S, 2>(s, x, cast_slice_mut(words), m),
+        4 => bytes_of::<S, 4>(s, x, cast_slice_mut(words), m),
+        _ => bytes_of::<S, TILE>(s, x, cast_slice_mut(words), m),
+    }
+}
+
+#[inline(always)]
+fn bytes_of<S: Simd, const M: usize>(s: S, x: &[f32], words: &mut [[u32; M]], m: usize) {
+    // Adding and subtracting 1.5 · 2²³ rounds to a whole number, ties to even.
+    let (up, down) = (s.splat(12_582_912.0), s.splat(-12_582_912.0));
+    for (x, words) in x.chunks_exact(BLOCK).zip(words.chunks_exact_mut(BLOCK_WORDS)) {
         let x: &[[f32; LANES]] = cast_slice(x);
         let (low, high) = (s.load(&x[0]), s.load(&x[1]));
-        let largest = s.magnitude(low, high);
-        let scale = largest / 127.0;
         // A NaN or an infinity is not lost: the scale carries it into every result.
-        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-        let inverse = s.splat(if inverse.is_finite() { inverse } else { 0.0 });
-        let mut q = [[0; LANES]; 2];
-        q[0] = s.narrow_i8(s.mul(low, inverse));
-        q[1] = s.narrow_i8(s.mul(high, inverse));
-        let q: &[[i8; 4]] = cast_slice(&q);
-        put(words, height, m, q.iter().map(|q| u32::from_le_bytes(q.map(|q| q as u8))));
-        let sum: i32 = q.iter().flatten().map(|&q| i32::from(q)).sum();
-        words[SCALE * height + m] = scale.to_bits();
-        words[SUM * height + m] = (scale * sum as f32).to_bits();
-        words[MINUS_8 * height + m] = (-8 * sum) as u32;
-        words[MINUS_128 * height + m] = (-128 * sum) as u32;
+        let scale = s.magnitude(low, high) / 127.0;
+        let inverse = if scale > 0.0 && (1.0 / scale).is_finite() { 1.0 / scale } else { 0.0 };
+        let low = s.add(s.add(s.mul(low, s.splat(inverse)), up), down);
+        let high = s.add(s.add(s.mul(high, s.splat(inverse)), up), down);
+        let q: [[u32; LANES / 4]; 2] = bytemuck::cast([s.narrow_i8(low), s.narrow_i8(high)]);
+        for (word, q) in words.iter_mut().zip(q.as_flattened()) {
+            word[m] = *q;
+        }
+        let sum = s.sum(s.add(low, high));
+        words[SCALE][m] = scale.to_bits();
+        words[SUM][m] = (scale * sum).to_bits();
+        words[MINUS_8][m] = (-8 * sum as i32) as u32;
+        words[MINUS_128][m] = (-128 * sum as i32) as u32;
     }
 }

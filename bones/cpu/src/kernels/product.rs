@@ -14,7 +14,7 @@ use bytemuck::cast_slice;
 pub type Products = [[f32; LANES]; TILE];
 
 /// Bytes between what is multiplied and what is fetched from memory meanwhile.
-const AHEAD: usize = 2048;
+const AHEAD: usize = 4096;
 /// Sums of whole numbers that a low tile keeps in flight, so as not to wait for each product.
 const CHAINS: usize = 4;
 
@@ -35,10 +35,10 @@ fn of_height<S: Simd, const M: usize>(s: S, view: &View<'_>, panel: usize, x: &[
     let sums = match view {
         View::F32(w) => words::<S, F32, M>(s, w.of(panel), x),
         View::Bf16(w) => words::<S, Bf16, M>(s, w.of(panel), x),
-        View::Int8 { q, scale } => blocks(s, &Bytes(q.of(panel)), scale.of(panel), x),
-        View::Int4 { q, scale, min: None } => blocks(s, &Nibbles(q.of(panel)), scale.of(panel), x),
+        View::Int8 { q, scale } => blocks::<S, Bytes, M>(s, q.of(panel), scale.of(panel), &[], x),
+        View::Int4 { q, scale, min: None } => blocks::<S, Nibbles, M>(s, q.of(panel), scale.of(panel), &[], x),
         View::Int4 { q, scale, min: Some(min) } => {
-            blocks(s, &NibblesFrom(q.of(panel), min.of(panel)), scale.of(panel), x)
+            blocks::<S, NibblesFrom, M>(s, q.of(panel), scale.of(panel), min.of(panel), x)
         }
     };
     for (out, sum) in out.iter_mut().zip(sums) {
@@ -72,47 +72,59 @@ fn words<S: Simd, T: Stored, const M: usize>(s: S, w: &[Words], x: &[[u32; M]]) 
     even
 }
 
-/// Quantised weights of one panel.
-trait Quantised<S: Simd> {
-    /// Where a sum of products begins, so that it ends at Σ (q − zero) · x.
+/// A type of quantised weights.
+trait Quantised {
+    /// Words of a block.
+    const WORDS: usize;
+    /// Where a sum of products begins, so that it ends at Σ (q − zero) · x; weights have a least one where absent.
     const START: Option<usize>;
     /// Eight vectors of unsigned bytes.
-    fn words(&self, s: S, block: usize) -> [S::W; 8];
-    /// What is added to each weight.
-    fn least(&self, s: S, block: usize) -> Option<S::V>;
+    fn words<S: Simd>(s: S, q: &[Words]) -> [S::W; 8];
 }
 
 /// Bytes, 128 standing for zero.
-struct Bytes<'a>(&'a [Words]);
+struct Bytes;
+/// Nibbles, 8 standing for zero.
+struct Nibbles;
+/// Nibbles, 0 standing for a block's least weight.
+struct NibblesFrom;
 
-impl<S: Simd> Quantised<S> for Bytes<'_> {
+impl Quantised for Bytes {
+    const WORDS: usize = 8;
     const START: Option<usize> = Some(MINUS_128);
 
     #[inline(always)]
-    fn words(&self, s: S, block: usize) -> [S::W; 8] {
-        let q = &self.0[8 * block..8 * block + 8];
-        for line in q {
-            s.prefetch(line, AHEAD);
-        }
+    fn words<S: Simd>(s: S, q: &[Words]) -> [S::W; 8] {
         let mut words = [s.words(&q[0]); 8];
         for j in 1..8 {
             words[j] = s.words(&q[j]);
         }
         words
     }
+}
+
+impl Quantised for Nibbles {
+    const WORDS: usize = 4;
+    const START: Option<usize> = Some(MINUS_8);
 
     #[inline(always)]
-    fn least(&self, _: S, _: usize) -> Option<S::V> {
-        None
+    fn words<S: Simd>(s: S, q: &[Words]) -> [S::W; 8] {
+        nibbles(s, q)
+    }
+}
+
+impl Quantised for NibblesFrom {
+    const WORDS: usize = 4;
+    const START: Option<usize> = None;
+
+    #[inline(always)]
+    fn words<S: Simd>(s: S, q: &[Words]) -> [S::W; 8] {
+        nibbles(s, q)
     }
 }
 
 #[inline(always)]
-fn nibbles<S: Simd>(s: S, q: &[Words], block: usize) -> [S::W; 8] {
-    let q = &q[4 * block..4 * block + 4];
-    for line in q {
-        s.prefetch(line, AHEAD);
-    }
+fn nibbles<S: Simd>(s: S, q: &[Words]) -> [S::W; 8] {
     let mut words = [s.words(&q[0]); 8];
     for j in 0..4 {
         let both = s.words(&q[j]);
@@ -122,76 +134,60 @@ fn nibbles<S: Simd>(s: S, q: &[Words], block: usize) -> [S::W; 8] {
     words
 }
 
-/// Nibbles, 8 standing for zero.
-struct Nibbles<'a>(&'a [Words]);
-
-impl<S: Simd> Quantised<S> for Nibbles<'_> {
-    const START: Option<usize> = Some(MINUS_8);
-
-    #[inline(always)]
-    fn words(&self, s: S, block: usize) -> [S::W; 8] {
-        nibbles(s, self.0, block)
-    }
-
-    #[inline(always)]
-    fn least(&self, _: S, _: usize) -> Option<S::V> {
-        None
-    }
-}
-
-/// Nibbles, 0 standing for a block's least weight.
-struct NibblesFrom<'a>(&'a [Words], &'a [[u16; LANES]]);
-
-impl<S: Simd> Quantised<S> for NibblesFrom<'_> {
-    const START: Option<usize> = None;
-
-    #[inline(always)]
-    fn words(&self, s: S, block: usize) -> [S::W; 8] {
-        nibbles(s, self.0, block)
-    }
-
-    #[inline(always)]
-    fn least(&self, s: S, block: usize) -> Option<S::V> {
-        s.prefetch(&self.1[block], AHEAD);
-        Some(s.widen_f16(&self.1[block]))
-    }
-}
-
 #[inline(always)]
-fn blocks<S: Simd, W: Quantised<S>, const M: usize>(s: S, w: &W, scales: &[[u16; LANES]], x: &[[u32; M]]) -> [S::V; M] {
-    let chains = (CHAINS / M).max(1);
+fn blocks<S: Simd, W: Quantised, const M: usize>(
+    s: S,
+    q: &[Words],
+    scales: &[[u16; LANES]],
+    least: &[[u16; LANES]],
+    x: &[[u32; M]],
+) -> [S::V; M] {
     let mut sums = [s.splat(0.0); M];
     for (block, (x, scale)) in x.chunks_exact(BLOCK_WORDS).zip(scales).enumerate() {
-        let words = w.words(s, block);
-        let mut dots = [[s.ints(0); M]; CHAINS];
-        if let Some(start) = W::START {
-            for m in 0..M {
-                dots[0][m] = s.ints(x[start][m] as i32);
-            }
+        let q = &q[W::WORDS * block..W::WORDS * (block + 1)];
+        for line in q {
+            s.prefetch(line, AHEAD);
         }
-        for word in 0..8 {
-            let dots = &mut dots[word % chains];
-            for m in 0..M {
-                dots[m] = s.dot_i8(dots[m], words[word], x[word][m]);
-            }
-            s.pin(dots);
-        }
-        for chain in 1..chains {
-            for m in 0..M {
-                dots[0][m] = s.add_ints(dots[0][m], dots[chain][m]);
-            }
-        }
-        s.prefetch(scale, AHEAD);
+        let dots = dots::<S, W, M>(s, q, x);
+        s.prefetch(scale, AHEAD / 4);
         let scale = s.widen_f16(scale);
         for m in 0..M {
             let scale = s.mul(scale, s.splat(f32::from_bits(x[SCALE][m])));
-            sums[m] = s.fma(s.floats(dots[0][m]), scale, sums[m]);
+            sums[m] = s.fma(s.floats(dots[m]), scale, sums[m]);
         }
-        if let Some(least) = w.least(s, block) {
+        if W::START.is_none() {
+            s.prefetch(&least[block], AHEAD / 4);
+            let least = s.widen_f16(&least[block]);
             for m in 0..M {
                 sums[m] = s.fma(least, s.splat(f32::from_bits(x[SUM][m])), sums[m]);
             }
         }
     }
     sums
+}
+
+/// The whole numbers of one block.
+#[inline(always)]
+fn dots<S: Simd, W: Quantised, const M: usize>(s: S, q: &[Words], x: &[[u32; M]]) -> [S::I; M] {
+    let chains = (CHAINS / M).max(1);
+    let words = W::words(s, q);
+    let mut dots = [[s.ints(0); M]; CHAINS];
+    if let Some(start) = W::START {
+        for m in 0..M {
+            dots[0][m] = s.ints(x[start][m] as i32);
+        }
+    }
+    for word in 0..8 {
+        let dots = &mut dots[word % chains];
+        for m in 0..M {
+            dots[m] = s.dot_i8(dots[m], words[word], x[word][m]);
+        }
+        s.pin(dots);
+    }
+    for chain in 1..chains {
+        for m in 0..M {
+            dots[0][m] = s.add_ints(dots[0][m], dots[chain][m]);
+        }
+    }
+    dots[0]
 }

@@ -5,6 +5,8 @@ use crate::simd::{LANES, Simd};
 
 /// How sixteen words are multiplied with one.
 pub trait Stored {
+    /// Words of sixteen numbers.
+    const WORDS: usize;
     /// acc + w · x
     fn dot<S: Simd>(s: S, acc: S::V, w: S::W, x: u32) -> S::V;
     /// Sixteen shares as words.
@@ -17,6 +19,8 @@ pub struct F32;
 pub struct Bf16;
 
 impl Stored for F32 {
+    const WORDS: usize = LANES;
+
     #[inline(always)]
     fn dot<S: Simd>(s: S, acc: S::V, w: S::W, x: u32) -> S::V {
         s.dot_f32(acc, w, x)
@@ -29,6 +33,8 @@ impl Stored for F32 {
 }
 
 impl Stored for Bf16 {
+    const WORDS: usize = LANES / 2;
+
     #[inline(always)]
     fn dot<S: Simd>(s: S, acc: S::V, w: S::W, x: u32) -> S::V {
         s.dot_bf16(acc, w, x)

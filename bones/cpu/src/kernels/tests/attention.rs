@@ -5,7 +5,7 @@ use super::{bits, noise};
 use crate::cache::Pages;
 use crate::kernels::{CHUNK, Merge, PrepareTile, SeeChunk, State, state_len};
 use crate::operand::Form;
-use crate::simd::Isa;
+use crate::simd::{Isa, LANES};
 use proptest::prelude::*;
 use std::ops::Range;
 use tie_bones_model::backend::{CacheShape, KvDtype};
@@ -97,8 +97,10 @@ fn see(
         isa.run(Merge { into: &mut total, from: &State::over(&mut part, height) });
     }
     let rows = total.values.chunks_exact(cache.counts.dim_panels).zip(total.sum.iter());
-    rows.flat_map(|(values, sum)| values.as_flattened()[..dim].iter().map(|value| value / *sum).collect::<Vec<_>>())
-        .collect()
+    let divide = |(values, sum): (&[[f32; LANES]], &[f32; LANES])| -> Vec<f32> {
+        values.as_flattened()[..dim].iter().map(|value| value / sum.iter().sum::<f32>()).collect()
+    };
+    rows.flat_map(divide).collect()
 }
 
 proptest! {

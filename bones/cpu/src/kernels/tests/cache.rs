@@ -73,9 +73,8 @@ proptest! {
             }
             let cache = pages.layer(1, 0);
             let [key_slots, key_dims, value_slots, value_dims] = padded(cache.counts, dtype);
-            let want = |x: &[f32], slot: usize, dim: usize| match slot < filled && dim < head_dim {
-                true => kept(dtype, x[slot * head_dim + dim]),
-                false => 0.0,
+            let want = |x: &[f32], slot: usize, dim: usize| {
+                if slot < filled && dim < head_dim { kept(dtype, x[slot * head_dim + dim]) } else { 0.0 }
             };
             for (slot, dim) in (0..key_slots).flat_map(|slot| (0..key_dims).map(move |dim| (slot, dim))) {
                 prop_assert_eq!(key(&cache, dtype, block, slot, dim), want(&k, slot, dim));

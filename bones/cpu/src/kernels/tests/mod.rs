@@ -1,7 +1,7 @@
 //! Kernels against sums in 64 bits, for odd shapes, on every instruction set.
 //!
-//! Everything that a kernel reads or writes lies in a buffer of its exact size: under AddressSanitizer a read beyond an
-//! end is an error.
+//! Everything that a kernel reads or writes lies in a buffer of its exact size: under an address sanitizer a read beyond
+//! an end is an error.
 
 mod attention;
 mod cache;

@@ -149,6 +149,23 @@ proptest! {
 }
 
 #[test]
+fn activations_of_several_passes_give_the_same_bits() {
+    // A pass holds 24 rows of so many columns in f32, and more in the other forms.
+    let (cols, m) = (4096, 90);
+    let x = noise(18, m * cols);
+    for (isa, kind) in Isa::available().into_iter().flat_map(|isa| KINDS.map(|kind| (isa, kind))) {
+        let w = Packed::new(kind, 17, cols, 19);
+        let y = linear(isa, &w, None, &x, 2);
+        for row in [0, 23, 24, 47, 48, 63, 64, m - 1] {
+            let x = &x[row * cols..(row + 1) * cols];
+            let got = &y[row * 17..(row + 1) * 17];
+            assert_eq!(bits(got), bits(&linear(isa, &w, None, x, 1)), "{kind:?} {}", isa.name());
+            assert!(is_near(got[16], sum(&w, 16, 0..cols, &kept(kind.form(), x))), "{kind:?} {}", isa.name());
+        }
+    }
+}
+
+#[test]
 fn no_rows_give_nothing() {
     for (isa, kind) in Isa::available().into_iter().flat_map(|isa| KINDS.map(|kind| (isa, kind))) {
         assert!(linear(isa, &Packed::new(kind, 5, 32, 15), None, &[], 1).is_empty());

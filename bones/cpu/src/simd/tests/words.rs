@@ -102,7 +102,7 @@ fn products_of_bfloat16_pairs_are_added() {
             assert_eq!(got, std::array::from_fn(|i| acc[i] + low[i] * x[0] + high[i] * x[1]));
         }
         // Products that do not fit a float's fraction exactly: rounded once or twice.
-        let x = [0.7109375, -1.3046875];
+        let x = [0.710_937_5, -1.304_687_5];
         for (i, got) in stored(s, s.dot_bf16(s.splat(1e-3), words, word(x))).into_iter().enumerate() {
             let terms = [f64::from(low[i] * x[0]), f64::from(high[i] * x[1]), f64::from(1e-3_f32)];
             let size: f64 = terms.iter().map(|term| term.abs()).sum();
