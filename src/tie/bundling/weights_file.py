@@ -93,7 +93,7 @@ def write_weights(path: Path, planned: Sequence[PlannedTensor], progress: Progre
         for tensor in planned:
             _write_tensor(fd, tensor, offsets, progress)
         os.fsync(fd)
-        # What was written piecemeal is cached in small pages; what is read back comes in large ones, which decode faster.
+        # What was written piecemeal is cached in small pages; read back it comes in large ones, which decode faster.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)

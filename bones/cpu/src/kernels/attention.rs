@@ -3,8 +3,9 @@
 //! A row is one query head of one token; rows of a tile share the reading of the cache. Positions are taken in steps of
 //! eight panels of keys, and steps in chunks of [`CHUNK`] panels. A chunk's result is put together from its steps, a row's
 //! from its chunks, both from the first position on; where a step or a chunk begins depends on nothing but its position.
-//! What a row does not see adds exact zeros. So a row's result depends on its own query and the cache alone, and chunks
-//! may be computed apart and merged afterwards.
+//! What a row does not see adds exact zeros, as long as it is finite: a NaN that broken weights make reaches other rows of
+//! its own sequence. So a row's result depends on its own query and the cache alone, and chunks may be computed apart and
+//! merged afterwards.
 
 use crate::cache::Layer;
 use crate::kernels::rows::capped;
