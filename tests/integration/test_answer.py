@@ -10,16 +10,16 @@ from doubles.running_node import RunningNode, wait_until
 pytestmark = [pytest.mark.node, pytest.mark.timeout(120)]
 
 
-def test_the_capital_of_france_is_paris(node: RunningNode) -> None:
+def test_the_capital_of_germany_is_berlin(node: RunningNode) -> None:
     done = subprocess.run(
-        node.command("ask", "What is the capital of France?"), capture_output=True, text=True, timeout=60
+        node.command("ask", "What is the capital of Germany?"), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout
+    assert "Berlin" in done.stdout
 
 
 def test_json_events_are_the_contract_by_field_name(node: RunningNode) -> None:
-    answer = node.ask("What is the capital of France?", "--max-tokens", "8")
+    answer = node.ask("What is the capital of Germany?", "--max-tokens", "8")
     assert answer.exit_code == 0, answer.errors
     assert answer.first("delta")["index"] == 0
     assert answer.first("finish")["index"] == 0

@@ -114,7 +114,7 @@ def render(seen: NodeStatus, *, with_hint: bool = True) -> Group:
 
 def hint(run_dir: str) -> str:
     """How to ask this node something."""
-    return f'ask it:  tie-vre --run-dir {shlex.quote(run_dir)} ask "What is the capital of France?"'
+    return f'ask it:  tie-vre --run-dir {shlex.quote(run_dir)} ask "What is the capital of Germany?"'
 
 
 def describe_event(entry: dict[str, Any]) -> str:

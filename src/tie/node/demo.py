@@ -19,7 +19,8 @@ from tie.contracts.paths import RunPaths
 from tie.node import account, board, processes, rundir, starting, stopping
 from tie.node.settings import UpOptions
 
-QUESTION: Final = "What is the capital of France?"
+QUESTION: Final = "What is the capital of Germany?"
+"""One that the small model answers by a wide margin, so that rounding, and so the processor, does not decide."""
 ASK_BOUND_S: Final = 120.0
 _SHM: Final = Path("/dev/shm")  # noqa: S108 - looked at, never written
 
