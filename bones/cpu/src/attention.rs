@@ -6,7 +6,8 @@
 
 use crate::cache::Pages;
 use crate::grid::{Tile, every, grid};
-use crate::kernels::{CHUNK, Merge, PrepareTile, ROWS, SeeChunk, State, state_len};
+use crate::kernels::{CHUNK, Merge, PrepareTile, ROWS, SeeChunk, State, most_rows, state_len, tile_height};
+use crate::lines::{place, room};
 use crate::operand::Form;
 use crate::pool::Pool;
 use crate::simd::{Isa, LANES};
@@ -44,7 +45,7 @@ struct Query {
     head: usize,
 }
 
-/// Up to [`ROWS`] queries that share a sequence and a key head.
+/// Up to [`most_rows`] queries that share a sequence and a key head.
 struct Queries<'a> {
     work: &'a Work<'a>,
     blocks: &'a [u32],
@@ -52,6 +53,8 @@ struct Queries<'a> {
     rows: Vec<Query>,
     /// Their words, and what each sees.
     words: Vec<u32>,
+    /// Where the words are, on a cache line.
+    place: Range<usize>,
     seen: Vec<Range<usize>>,
 }
 
@@ -106,7 +109,7 @@ impl<'a> Work<'a> {
         let Attention { scale, window, .. } = *self.attention;
         let (qkv, width) = self.qkv;
         let dim = self.heads.dim;
-        let height = if rows.len() > 4 { ROWS } else { rows.len() };
+        let height = tile_height(rows.len());
         let (mut x, mut seen) = (Vec::with_capacity(height * dim), Vec::with_capacity(height));
         for query in &rows {
             let q = &qkv[query.token * width + query.head * dim..][..dim];
@@ -119,10 +122,12 @@ impl<'a> Work<'a> {
             KvDtype::F32 => Form::F32,
             KvDtype::Bf16 => Form::Bf16,
         };
-        let mut words = vec![0; height * form.words(dim)];
+        let mut words = Vec::new();
+        let place = place(&mut words, height * form.words(dim));
         let scratch = &mut Vec::new();
-        self.isa.run(PrepareTile { form, x: &x, cols: dim, norm: None, scratch, words: &mut words, height });
-        Queries { work: self, blocks: &self.plan.tables[row.first_block..], kv_head, rows, words, seen }
+        let tile = &mut words[place.clone()];
+        self.isa.run(PrepareTile { form, x: &x, cols: dim, norm: None, scratch, words: tile, height });
+        Queries { work: self, blocks: &self.plan.tables[row.first_block..], kv_head, rows, words, place, seen }
     }
 }
 
@@ -144,7 +149,8 @@ impl Queries<'_> {
         let end = self.seen.iter().map(|seen| seen.end).max().unwrap_or(0);
         let panels = end.div_ceil(counts.slots) * counts.slot_panels;
         self.work.isa.run(SeeChunk {
-            q: &self.words,
+            q: &self.words[self.place.clone()],
+            head_dim: self.work.heads.dim,
             seen: &self.seen,
             blocks: self.blocks,
             cache,
@@ -166,24 +172,23 @@ impl Queries<'_> {
     }
 }
 
-/// All queries of some tokens and one key head, eight at a time.
+/// All queries of some tokens and one key head, a tile at a time.
 fn whole(work: &Work<'_>, row: RowPlan, kv_head: usize, tile: &mut Tile<'_>) {
     let (group, dim) = (work.group(), work.heads.dim);
     let (tokens, first_column) = (tile.rows(), tile.columns().start);
     let all: Vec<Query> =
         tokens.flat_map(|token| (0..group).map(move |head| Query { token, head: kv_head * group + head })).collect();
     SCRATCH.with_borrow_mut(|scratch| {
-        for rows in all.chunks(ROWS) {
+        for rows in all.chunks(most_rows(work.isa, work.cache.0.shape().dtype, dim)) {
             let queries = work.queries(row, kv_head, rows.to_vec());
             let height = queries.seen.len();
             let len = state_len(height, work.dim_panels());
-            scratch.total.resize(len, 0.0);
-            scratch.chunk.resize(len, 0.0);
-            let mut total = State::over(&mut scratch.total, height);
+            let (total, part) = (room(&mut scratch.total, len), room(&mut scratch.chunk, len));
+            let mut total = State::over(total, height);
             total.clear();
             for chunk in queries.chunks() {
-                queries.see(chunk, State::over(&mut scratch.chunk, height));
-                let from = State::over(&mut scratch.chunk, height);
+                queries.see(chunk, State::over(part, height));
+                let from = State::over(part, height);
                 work.isa.run(Merge { into: &mut total, from: &from });
             }
             queries.finish(&total, |query, values| {
@@ -207,16 +212,18 @@ fn by_chunks(work: &Work<'_>, row: RowPlan, out: &mut [f32]) {
         .collect();
     let (chunks, height) = (all[0].chunks(), all[0].seen.len());
     let len = state_len(height, work.dim_panels());
-    let mut parts = vec![0.0; all.len() * chunks.len() * len];
+    let mut parts = Vec::new();
+    let parts = room(&mut parts, all.len() * chunks.len() * len);
     let down = every(all.len() * chunks.len(), 1);
-    grid(work.pool, &mut parts, len, [&down, &[0, len]], &|tile| {
+    grid(work.pool, parts, len, [&down, &[0, len]], &|tile| {
         let place = tile.rows().start;
         let (queries, chunk) = (&all[place / chunks.len()], chunks.start + place % chunks.len());
         queries.see(chunk, State::over(tile.row(place), height));
     });
-    let mut total = vec![0.0; len];
+    let mut total = Vec::new();
+    let total = room(&mut total, len);
     for (queries, parts) in all.iter().zip(parts.chunks_exact_mut(len * chunks.len())) {
-        let mut total = State::over(&mut total, height);
+        let mut total = State::over(total, height);
         total.clear();
         for part in parts.chunks_exact_mut(len) {
             work.isa.run(Merge { into: &mut total, from: &State::over(part, height) });

@@ -7,6 +7,7 @@
 // AVX-512 is built only by compilers that have its instructions: see build.rs.
 #![allow(clippy::incompatible_msrv)]
 
+use crate::simd::Amx;
 use memmap2::MmapMut;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
@@ -32,9 +33,9 @@ const AHEAD: usize = 4096;
 pub enum Arithmetic {
     /// Fused multiply-add.
     F32,
-    /// Pairs of bf16 summed in f32; f32 where the processor cannot.
+    /// Pairs of bf16 summed in f32, on the matrix unit where there is one; f32 where the processor cannot.
     Bf16,
-    /// Fours of bytes summed in 32 bits.
+    /// Fours of bytes summed in 32 bits, on the vector unit: see `kernels::tiles`.
     Int8,
 }
 
@@ -157,6 +158,9 @@ struct Multiplier {
 
 fn multiplier(kind: Arithmetic) -> Multiplier {
     let of = |run: fn(usize), lanes: usize| Multiplier { run, operations: 2 * lanes };
+    if kind == Arithmetic::Bf16 && Amx::detect().is_some() {
+        return of(tiles, TILE_LANES);
+    }
     #[cfg(bones_avx512)]
     if is_x86_feature_detected!("avx512f") {
         match kind {
@@ -175,6 +179,15 @@ fn multiplier(kind: Arithmetic) -> Multiplier {
     }
     let _ = kind;
     of(f32_portable, 16)
+}
+
+/// Products of a round on the matrix unit: four tiles of sixteen rows, sixteen lanes and sixteen pairs.
+const TILE_LANES: usize = 4 * 16 * 16 * 32;
+
+fn tiles(rounds: usize) {
+    if let Some(amx) = Amx::detect() {
+        amx.unit().of_rows(16).spin(rounds);
+    }
 }
 
 fn f32_portable(rounds: usize) {

@@ -5,7 +5,10 @@
 use bytemuck::Pod;
 use memmap2::{Advice, MmapMut};
 use std::marker::PhantomData;
+use std::ops::Range;
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
 /// From this many bytes on, large pages are asked for.
 const LARGE: usize = 4 << 20;
 
@@ -33,6 +36,24 @@ impl<E: Pod> Lines<E> {
         self.len = len;
         Some(())
     }
+}
+
+/// A value that begins on a cache line.
+#[repr(C, align(64))]
+pub struct OnLine<T>(pub T);
+
+/// Room for `len` numbers from a cache line on, their values unspecified; it lasts from one use to the next.
+pub fn room<E: Pod>(buffer: &mut Vec<E>, len: usize) -> &mut [E] {
+    let place = place(buffer, len);
+    &mut buffer[place]
+}
+
+/// Where that room is within the buffer, which must not grow meanwhile.
+pub fn place<E: Pod>(buffer: &mut Vec<E>, len: usize) -> Range<usize> {
+    let slack = LINE / size_of::<E>();
+    buffer.resize(buffer.len().max(len + slack), E::zeroed());
+    let first = buffer.as_ptr().align_offset(LINE).min(slack);
+    first..first + len
 }
 
 fn map(bytes: usize) -> Option<MmapMut> {
@@ -64,6 +85,17 @@ impl<E: Pod> std::ops::DerefMut for Lines<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rooms_and_values_begin_on_a_line() {
+        let mut buffer = Vec::<u32>::new();
+        for len in [5, 0, 100, 7] {
+            let room = room(&mut buffer, len);
+            assert_eq!((room.len(), room.as_ptr() as usize % 64), (len, 0));
+        }
+        let value = OnLine([0_u8; 3]);
+        assert_eq!(&raw const value.0 as usize % 64, 0);
+    }
 
     #[test]
     fn buffers_begin_on_a_line_whether_empty_or_not() {

@@ -3,8 +3,10 @@
 //! Rows are taken in tiles of [`TILE`]; the last tile has the smallest height that holds the rest, missing rows being
 //! zeros. Within a tile the words of its rows lie side by side, so that one walk along K reads all of them: form `F32`
 //! has a word an element, `Bf16` a word for two, `Bytes` twelve words for a block of 32 elements (see [`BLOCK_WORDS`]).
+//! A matrix unit wants some words of a row side by side: see [`run`].
 
 use crate::lines::Lines;
+use crate::simd::WHOLE;
 use tie_bones_model::weights::BLOCK;
 
 /// Rows multiplied together.
@@ -45,6 +47,15 @@ impl Form {
     }
 }
 
+/// How many words of a row lie side by side in a tile, `[K words / run][height][run]`: more than one where a matrix unit
+/// reads them, which is where rows have whole runs of bfloat16.
+pub fn run(form: Form, cols: usize, matrix_unit: bool) -> usize {
+    match form {
+        Form::Bf16 if matrix_unit && cols % (2 * WHOLE) == 0 => WHOLE,
+        _ => 1,
+    }
+}
+
 /// Rows of activations in some of the forms.
 pub struct Operand {
     rows: usize,
@@ -52,7 +63,7 @@ pub struct Operand {
     data: [Lines<u32>; 3],
 }
 
-/// Some rows of one form: words `[K words][height]`.
+/// Some rows of one form: words `[K words][height]`, or as [`run`] says.
 #[derive(Clone, Copy)]
 pub struct Tile<'a> {
     /// Its rows among those of the operand; fewer than the height in the last tile.

@@ -178,7 +178,7 @@ class Engine:
         threads: int,
         tensor_parallel: int = 1,
         pipeline_parallel: int = 1,
-        isa: Literal["avx512", "avx2", "portable"] | None = None,
+        isa: Literal["amx", "avx512", "avx2", "portable"] | None = None,
         fault_injection: bool = False,
     ) -> Engine:
         """

@@ -73,7 +73,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 KINDS |= {name: {"rope": {"scaling": scaling}} for name, scaling in ROPES.items()}
-SETS = ("avx512", "avx2", "portable")
+SETS = ("amx", "avx512", "avx2", "portable")
 
 
 def instruction_set(name: str) -> str:
@@ -196,5 +196,5 @@ def test_the_environment_names_the_instruction_set(monkeypatch: pytest.MonkeyPat
     assert Engine(model, **options).isa == "portable"
     for name in ("", "sse9", "AVX2"):
         monkeypatch.setenv("BONES_ISA", name)
-        with pytest.raises(BatchError, match="must be avx512, avx2 or portable"):
+        with pytest.raises(BatchError, match="must be amx, avx512, avx2 or portable"):
             Engine(model, **options)

@@ -8,59 +8,32 @@
 //! merged afterwards.
 
 use crate::cache::Layer;
+use crate::kernels::attention_state::State;
 use crate::kernels::rows::capped;
 use crate::kernels::stored::{Bf16, F32, Stored};
-use crate::simd::{Kernel, LANES, Simd, Words, exp};
-use bytemuck::{cast_slice, cast_slice_mut};
+use crate::lines::OnLine;
+use crate::operand::{Form, run};
+use crate::simd::{Kernel, LANES, Shaped, Simd, Words, exp};
+use bytemuck::cast_slice;
 use std::ops::Range;
 use tie_bones_model::backend::KvDtype;
 
-/// Most rows of a tile.
+/// Most rows of a tile on the vector unit, and on the matrix unit.
 pub const ROWS: usize = 8;
+pub(super) const UNIT_ROWS: usize = 16;
 /// Panels of keys whose scores are in flight together.
-const STEP: usize = 8;
+pub(super) const STEP: usize = 8;
 /// Panels of a chunk.
 pub const CHUNK: usize = 16;
 /// Below every score that occurs; a running maximum begins here.
-const FLOOR: f32 = -1e30;
-
-/// What rows have seen so far.
-pub struct State<'a> {
-    /// Running maximum of each row.
-    pub highest: &'a mut [f32],
-    /// Sums of the shares of each row, not yet added over the lanes.
-    pub sum: &'a mut [[f32; LANES]],
-    /// Sums of values `[rows][dimensions, padded to whole panels]`.
-    pub values: &'a mut [[f32; LANES]],
-}
-
-/// Numbers that the state of `rows` rows takes, for heads of `panels` panels.
-pub fn state_len(rows: usize, panels: usize) -> usize {
-    rows * (1 + LANES + panels * LANES)
-}
-
-impl<'a> State<'a> {
-    /// A state in a buffer of [`state_len`] numbers.
-    #[inline(always)]
-    pub fn over(buffer: &'a mut [f32], rows: usize) -> Self {
-        let (highest, vectors) = buffer.split_at_mut(rows);
-        let (sum, values) = cast_slice_mut(vectors).split_at_mut(rows);
-        Self { highest, sum, values }
-    }
-
-    /// Nothing seen.
-    #[inline(always)]
-    pub fn clear(&mut self) {
-        self.highest.fill(FLOOR);
-        self.sum.fill([0.0; LANES]);
-        self.values.fill([0.0; LANES]);
-    }
-}
+pub(super) const FLOOR: f32 = -1e30;
 
 /// Sees one chunk of a sequence.
 pub struct SeeChunk<'a> {
-    /// Queries as words `[words of a head][rows]`, scaled.
+    /// Queries as words, scaled; a tile as [`super::PrepareTile`] writes it.
     pub q: &'a [u32],
+    /// Dimensions of a head.
+    pub head_dim: usize,
     /// Positions that each row sees.
     pub seen: &'a [Range<usize>],
     /// The sequence's blocks.
@@ -94,36 +67,62 @@ impl SeeChunk<'_> {
     #[inline(always)]
     fn of_type<S: Simd, T: Stored>(mut self, s: S) {
         self.state.clear();
+        let mut unit = match (s.matrix_unit(), self.dtype) {
+            (Some(amx), KvDtype::Bf16) => Some(amx.unit()),
+            _ => None,
+        };
+        let mut unit = unit.as_mut().map(|unit| unit.of_rows(self.seen.len()));
         match self.seen.len() {
-            1 => self.steps::<S, T, 1>(s),
-            2 => self.steps::<S, T, 2>(s),
-            3 => self.steps::<S, T, 3>(s),
-            4 => self.steps::<S, T, 4>(s),
-            _ => self.steps::<S, T, ROWS>(s),
+            1 => self.steps::<S, T, 1>(s, &mut unit),
+            2 => self.steps::<S, T, 2>(s, &mut unit),
+            3 => self.steps::<S, T, 3>(s, &mut unit),
+            4 => self.steps::<S, T, 4>(s, &mut unit),
+            ROWS => self.steps::<S, T, ROWS>(s, &mut unit),
+            _ => self.steps::<S, T, UNIT_ROWS>(s, &mut unit),
         }
     }
 
     #[inline(always)]
-    fn steps<S: Simd, T: Stored, const R: usize>(&mut self, s: S) {
+    fn steps<S: Simd, T: Stored, const R: usize>(&mut self, s: S, unit: &mut Option<&mut Shaped>) {
+        let mut scratch = OnLine(([[[0.0; LANES]; STEP]; R], [[[0; LANES]; R]; STEP]));
+        let (shares, words) = (&mut scratch.0.0, &mut scratch.0.1);
         for first in self.panels.clone().step_by(STEP) {
             let panels = first..self.panels.end.min(first + STEP);
-            let mut shares = [[[0.0; LANES]; STEP]; R];
-            for (place, panel) in panels.clone().enumerate() {
-                self.score::<S, T, R>(s, panel, place, &mut shares);
+            match unit {
+                Some(unit) if run(Form::Bf16, self.head_dim, true) > 1 => {
+                    self.score_in_tiles(unit, panels.clone(), shares);
+                }
+                _ => {
+                    for (place, panel) in panels.clone().enumerate() {
+                        self.score::<S, T, R>(s, panel, place, shares);
+                    }
+                }
             }
-            let kept = self.raise::<S, R>(s, &shares, panels.len());
-            let mut words = [[[0; LANES]; R]; STEP];
+            self.bound(s, panels.clone(), shares);
+            let kept = self.raise::<S, R>(s, shares, panels.len());
             for row in 0..R {
                 self.share(s, row, kept[row], &mut shares[row][..panels.len()]);
                 for (place, share) in shares[row][..panels.len()].iter().enumerate() {
                     words[place][row] = T::words(s, share);
                 }
             }
-            self.weigh::<S, T, R>(s, panels, &words, &kept);
+            match unit {
+                Some(unit) if self.cache.counts.slots % LANES == 0 => {
+                    self.weigh_in_tiles(s, unit, panels, words, &kept);
+                }
+                _ => self.weigh::<S, T, R>(s, panels, words, &kept),
+            }
         }
     }
 
-    /// Scores of one panel, what a row does not see being at the floor.
+    /// Where a panel's block lies in the table, and which of its panels it is.
+    #[inline(always)]
+    pub(super) fn place_of(&self, panel: usize) -> (usize, usize) {
+        let counts = self.cache.counts;
+        (panel / counts.slot_panels, panel % counts.slot_panels)
+    }
+
+    /// Scores of one panel.
     #[inline(always)]
     fn score<S: Simd, T: Stored, const R: usize>(
         &self,
@@ -132,31 +131,39 @@ impl SeeChunk<'_> {
         place: usize,
         scores: &mut [[[f32; LANES]; STEP]; R],
     ) {
-        let counts = self.cache.counts;
-        let (block, part) = (panel / counts.slot_panels, panel % counts.slot_panels);
-        let keys = self.cache.keys(self.blocks[block], part);
+        let (block, part) = self.place_of(panel);
         let q: &[[u32; R]] = cast_slice(self.q);
         let mut sums = [s.splat(0.0); R];
-        for (key, q) in keys.iter().zip(q) {
+        for (key, q) in self.cache.keys(self.blocks[block], part).iter().zip(q) {
             let key = s.words(key);
             for row in 0..R {
                 sums[row] = T::dot(s, sums[row], key, q[row]);
             }
         }
-        let position = block * counts.slots + part * LANES;
-        let valid = LANES.min(counts.slots - part * LANES);
         for row in 0..R {
-            if let Some(cap) = self.softcap {
-                sums[row] = capped(s, sums[row], cap);
-            }
-            let scores = &mut scores[row][place];
-            s.store(sums[row], scores);
-            let seen = &self.seen[row];
-            let first = seen.start.saturating_sub(position).min(LANES);
-            let end = seen.end.saturating_sub(position).min(valid);
-            if first > 0 || end < LANES {
-                scores[..first].fill(FLOOR);
-                scores[end.max(first)..].fill(FLOOR);
+            s.store(sums[row], &mut scores[row][place]);
+        }
+    }
+
+    /// Bounds scores, and puts what a row does not see at the floor.
+    #[inline(always)]
+    fn bound<S: Simd, const R: usize>(&self, s: S, panels: Range<usize>, scores: &mut [[[f32; LANES]; STEP]; R]) {
+        for (place, panel) in panels.enumerate() {
+            let (block, part) = self.place_of(panel);
+            let position = block * self.cache.counts.slots + part * LANES;
+            let valid = LANES.min(self.cache.counts.slots - part * LANES);
+            for row in 0..R {
+                let scores = &mut scores[row][place];
+                if let Some(cap) = self.softcap {
+                    s.store(capped(s, s.load(scores), cap), scores);
+                }
+                let seen = &self.seen[row];
+                let first = seen.start.saturating_sub(position).min(LANES);
+                let end = seen.end.saturating_sub(position).min(valid);
+                if first > 0 || end < LANES {
+                    scores[..first].fill(FLOOR);
+                    scores[end.max(first)..].fill(FLOOR);
+                }
             }
         }
     }
@@ -250,43 +257,5 @@ fn add_word<S: Simd, T: Stored, const R: usize>(
     let value = s.words(value);
     for row in 0..R {
         sums[row] = T::dot(s, sums[row], value, shares[row][word]);
-    }
-}
-
-#[inline(always)]
-fn exp_of<S: Simd>(s: S, x: f32) -> f32 {
-    let mut lanes = [0.0; LANES];
-    s.store(exp(s, s.splat(x)), &mut lanes);
-    lanes[0]
-}
-
-/// Merges what a later chunk gave into what the earlier ones gave.
-pub struct Merge<'a, 'b, 'c> {
-    /// The earlier ones.
-    pub into: &'b mut State<'a>,
-    /// The later one.
-    pub from: &'b State<'c>,
-}
-
-impl Kernel for Merge<'_, '_, '_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let rows = self.into.sum.len();
-        let panels = self.into.values.len() / rows;
-        for row in 0..rows {
-            let (before, later) = (self.into.highest[row], self.from.highest[row]);
-            let highest = if later > before { later } else { before };
-            let (kept, added) = (exp_of(s, before - highest), exp_of(s, later - highest));
-            let before = s.mul(s.load(&self.into.sum[row]), s.splat(kept));
-            s.store(s.fma(s.load(&self.from.sum[row]), s.splat(added), before), &mut self.into.sum[row]);
-            self.into.highest[row] = highest;
-            let values = row * panels..(row + 1) * panels;
-            for (into, from) in self.into.values[values.clone()].iter_mut().zip(&self.from.values[values]) {
-                let sum = s.fma(s.load(from), s.splat(added), s.mul(s.load(into), s.splat(kept)));
-                s.store(sum, into);
-            }
-        }
     }
 }

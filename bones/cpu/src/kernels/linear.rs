@@ -1,14 +1,16 @@
 //! Multiplies all rows of activations with some panels of weights, and finishes the results.
 //!
-//! Activations are taken in passes that stay in the second-level cache; within a pass each panel of weights is read
-//! once and multiplied with tile after tile. One pass holds every row of an ordinary decoding batch, so that such a
+//! Activations are taken in passes that stay in the second-level cache; within a pass each panel of weights is read once,
+//! and a small group of panels is multiplied with tile after tile. One pass holds every row of an ordinary decoding batch, so that such a
 //! batch reads each weight once.
 
 use crate::grid::Tile as OutTile;
 use crate::kernels::product::{Products, product};
 use crate::kernels::rows::activated;
+use crate::kernels::tiles::OnUnit;
+use crate::lines::OnLine;
 use crate::matrix::View;
-use crate::operand::{Form, Operand, TILE};
+use crate::operand::{Form, Operand, TILE, run};
 use crate::simd::{Kernel, LANES, Simd};
 use bytemuck::cast_slice_mut;
 use std::ops::Range;
@@ -16,6 +18,10 @@ use tie_bones_model::description::Activation;
 
 /// Bytes of activations that a pass may take.
 const PASS_BYTES: usize = 384 << 10;
+
+/// Bytes of weights, a byte an element, that tile after tile is multiplied with: what the first-level cache holds beside
+/// a tile.
+const GROUP_BYTES: usize = 32 << 10;
 
 /// What becomes of the products.
 #[derive(Clone, Copy)]
@@ -60,23 +66,26 @@ impl Kernel for LinearTile<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let width = self.y.columns().len();
-        let words = self.parts.iter().map(|part| part.form.words(self.x.cols())).max().unwrap_or(1);
-        let pass = (PASS_BYTES / (4 * words.max(1))).max(TILE) / TILE * TILE;
-        let mut products = [[[0.0; LANES]; TILE]; 2];
+        let panels = self.y.columns().len().div_ceil(LANES);
+        let words = self.parts.iter().map(|part| part.form.words(self.x.cols())).max().unwrap_or(1).max(1);
+        let pass = (PASS_BYTES / (4 * words)).max(TILE) / TILE * TILE;
+        let group = (GROUP_BYTES / (4 * LANES * words * self.parts.len())).max(1);
+        let mut products = OnLine([[[[0.0; LANES]; TILE]; 2]; 2]);
+        let mut unit = s.matrix_unit().map(OnUnit::new);
         let all = self.rows.clone();
         for begin in all.clone().step_by(pass) {
             let end = all.end.min(begin + pass);
-            for (panel, column) in (0..width).step_by(LANES).enumerate() {
-                for first in (begin..end).step_by(TILE) {
-                    let mut rows = 0;
-                    for (part, products) in self.parts.iter().zip(&mut products) {
-                        let tile = self.x.tile(part.form, first);
-                        product(s, &part.view, self.first_panel + panel, &tile, products);
-                        rows = tile.rows;
+            for first_panel in (0..panels).step_by(group) {
+                let group = first_panel..panels.min(first_panel + group);
+                for first in (begin..end).step_by(2 * TILE) {
+                    let tiles = first..end.min(first + 2 * TILE);
+                    for panel in group.clone() {
+                        self.multiply(s, &mut unit, panel, tiles.clone(), &mut products.0);
+                        for (first, products) in tiles.clone().step_by(TILE).zip(&mut products.0) {
+                            let rows = first - all.start..tiles.end.min(first + TILE) - all.start;
+                            self.finish(s, rows, panel * LANES, products);
+                        }
                     }
-                    let row = first - all.start;
-                    self.finish(s, row..row + rows, column, &mut products);
                 }
             }
         }
@@ -84,6 +93,42 @@ impl Kernel for LinearTile<'_, '_> {
 }
 
 impl LinearTile<'_, '_> {
+    /// One panel of each part times the rows of one or two tiles.
+    #[inline(always)]
+    fn multiply<S: Simd>(
+        &self,
+        s: S,
+        unit: &mut Option<OnUnit>,
+        panel: usize,
+        rows: Range<usize>,
+        [first, second]: &mut [[Products; 2]; 2],
+    ) {
+        let panel = self.first_panel + panel;
+        for ((part, first), second) in self.parts.iter().zip(first).zip(second) {
+            let tile = self.x.tile(part.form, rows.start);
+            let next = if rows.len() > TILE { Some(self.x.tile(part.form, rows.start + TILE)) } else { None };
+            match (&mut *unit, &part.view) {
+                (Some(unit), View::Bf16(w)) if run(part.form, self.x.cols(), true) > 1 => match next {
+                    Some(next) if next.height == TILE => {
+                        unit.product(s, w.of(panel), &[tile, next], [first, second]);
+                    }
+                    _ => {
+                        unit.product(s, w.of(panel), &[tile], [first, second]);
+                        if let Some(next) = next {
+                            unit.product(s, w.of(panel), &[next], [second, first]);
+                        }
+                    }
+                },
+                _ => {
+                    product(s, &part.view, panel, &tile, first);
+                    if let Some(next) = next {
+                        product(s, &part.view, panel, &next, second);
+                    }
+                }
+            }
+        }
+    }
+
     #[inline(always)]
     fn finish<S: Simd>(&mut self, s: S, rows: Range<usize>, column: usize, [first, second]: &mut [Products; 2]) {
         let count = LANES.min(self.y.columns().len() - column);

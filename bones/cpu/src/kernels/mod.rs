@@ -5,14 +5,19 @@
 #![allow(clippy::needless_range_loop)]
 
 mod attention;
+mod attention_state;
+mod attention_tiles;
 mod embed;
 mod linear;
 mod prepare;
 mod product;
 mod rows;
 mod stored;
+mod tiles;
 
-pub use attention::{CHUNK, Merge, ROWS, SeeChunk, State, state_len};
+pub use attention::{CHUNK, ROWS, SeeChunk};
+pub use attention_state::{Merge, State, state_len};
+pub use attention_tiles::{most_rows, tile_height};
 pub use embed::embed;
 pub use linear::{Finish, LinearTile, Part};
 pub use prepare::PrepareTile;

@@ -3,8 +3,8 @@
 //! Bytes are quantised by blocks of 32 elements, symmetrically: the largest magnitude of a block becomes 127.
 
 use crate::kernels::rows::norm;
-use crate::operand::{BLOCK_WORDS, Form, MINUS_8, MINUS_128, SCALE, SUM, TILE};
-use crate::simd::{Kernel, LANES, Simd};
+use crate::operand::{BLOCK_WORDS, Form, MINUS_8, MINUS_128, SCALE, SUM, TILE, run};
+use crate::simd::{Kernel, LANES, Simd, WHOLE};
 use bytemuck::{cast_slice, cast_slice_mut};
 use tie_bones_model::weights::BLOCK;
 
@@ -20,7 +20,7 @@ pub struct PrepareTile<'a> {
     pub norm: Option<(&'a [f32], f32)>,
     /// Room for one row.
     pub scratch: &'a mut Vec<f32>,
-    /// The tile's words `[K words][height]`.
+    /// The tile's words `[K words][height]`, or as [`run`] says.
     pub words: &'a mut [u32],
     /// Rows of the tile, padding included.
     pub height: usize,
@@ -35,6 +35,7 @@ impl Kernel for PrepareTile<'_> {
         let padded = self.cols.next_multiple_of(BLOCK);
         self.scratch.clear();
         self.scratch.resize(padded, 0.0);
+        let run = run(self.form, self.cols, s.matrix_unit().is_some());
         for m in 0..self.height {
             if m < rows {
                 let x = &self.x[m * self.cols..(m + 1) * self.cols];
@@ -47,6 +48,7 @@ impl Kernel for PrepareTile<'_> {
             }
             let words = Column { words: self.words, height: self.height, m };
             match self.form {
+                Form::Bf16 if run > 1 => bf16_side_by_side(s, self.scratch, words),
                 Form::F32 => words.put(0, self.scratch[..self.cols].iter().map(|x| x.to_bits())),
                 Form::Bf16 => bf16(s, self.scratch, self.cols.div_ceil(2), words),
                 Form::Bytes => bytes(s, self.scratch, words),
@@ -88,6 +90,17 @@ fn bf16<S: Simd>(s: S, x: &[f32], len: usize, column: Column<'_>) {
         let count = (LANES / 2).min(len.saturating_sub(first));
         let values = pairs[..count].iter().map(|pair| u32::from(pair[0]) | u32::from(pair[1]) << 16);
         put(words, height, first * height + m, values);
+    }
+}
+
+/// Sixteen words of a row behind each other, then those of the next row.
+#[inline(always)]
+fn bf16_side_by_side<S: Simd>(s: S, x: &[f32], column: Column<'_>) {
+    let Column { words, height, m } = column;
+    for (x, words) in x.chunks_exact(2 * WHOLE).zip(words.chunks_exact_mut(height * WHOLE)) {
+        let x: &[[f32; LANES]] = cast_slice(x);
+        let halves = [s.narrow_bf16(s.load(&x[0])), s.narrow_bf16(s.load(&x[1]))];
+        words[m * WHOLE..(m + 1) * WHOLE].copy_from_slice(cast_slice(halves.as_flattened()));
     }
 }
 

@@ -150,20 +150,36 @@ fn blocks<S: Simd, W: Quantised, const M: usize>(
         }
         let dots = dots::<S, W, M>(s, q, x);
         s.prefetch(scale, AHEAD / 4);
-        let scale = s.widen_f16(scale);
-        for m in 0..M {
-            let scale = s.mul(scale, s.splat(f32::from_bits(x[SCALE][m])));
-            sums[m] = s.fma(s.floats(dots[m]), scale, sums[m]);
+        let least = least.get(block);
+        if let Some(least) = least {
+            s.prefetch(least, AHEAD / 4);
         }
-        if W::START.is_none() {
-            s.prefetch(&least[block], AHEAD / 4);
-            let least = s.widen_f16(&least[block]);
-            for m in 0..M {
-                sums[m] = s.fma(least, s.splat(f32::from_bits(x[SUM][m])), sums[m]);
-            }
-        }
+        add_block(s, &dots, scale, least, x, &mut sums);
     }
     sums
+}
+
+/// Adds a block's whole numbers by the scales of weights and activations, and what its least weight comes to.
+#[inline(always)]
+pub fn add_block<S: Simd, const M: usize>(
+    s: S,
+    dots: &[S::I; M],
+    scale: &[u16; LANES],
+    least: Option<&[u16; LANES]>,
+    x: &[[u32; M]],
+    sums: &mut [S::V; M],
+) {
+    let scale = s.widen_f16(scale);
+    for m in 0..M {
+        let scale = s.mul(scale, s.splat(f32::from_bits(x[SCALE][m])));
+        sums[m] = s.fma(s.floats(dots[m]), scale, sums[m]);
+    }
+    if let Some(least) = least {
+        let least = s.widen_f16(least);
+        for m in 0..M {
+            sums[m] = s.fma(least, s.splat(f32::from_bits(x[SUM][m])), sums[m]);
+        }
+    }
 }
 
 /// The whole numbers of one block.

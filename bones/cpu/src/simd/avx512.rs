@@ -4,13 +4,14 @@
 // Built only by compilers that have these instructions: see build.rs.
 #![allow(clippy::incompatible_msrv)]
 
+use super::amx::Amx;
 use super::{Kernel, LANES, Simd, Words};
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-/// Proof of AVX-512 F, BW, DQ, VL, VNNI and BF16.
+/// Proof of AVX-512 F, BW, DQ, VL, VNNI and BF16, perhaps with the matrix unit beside it.
 #[derive(Clone, Copy)]
-pub struct Avx512(());
+pub struct Avx512(Option<Amx>);
 
 impl Avx512 {
     /// Asks the processor.
@@ -24,7 +25,13 @@ impl Avx512 {
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
-        has.then_some(Self(()))
+        has.then_some(Self(None))
+    }
+
+    /// Asks for the matrix unit too.
+    pub fn detect_with_matrix_unit() -> Option<Self> {
+        Self::detect()?;
+        Some(Self(Some(Amx::detect()?)))
     }
 }
 
@@ -74,6 +81,11 @@ impl Simd for Avx512 {
         }
         // SAFETY: `self` proves that the processor has the features.
         unsafe { inner(self, kernel) }
+    }
+
+    #[inline(always)]
+    fn matrix_unit(self) -> Option<Amx> {
+        self.0
     }
 
     #[inline(always)]

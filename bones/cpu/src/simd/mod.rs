@@ -7,6 +7,8 @@
 // What is not inlined into a function with the target features cannot use them.
 #![allow(clippy::inline_always)]
 
+#[cfg_attr(not(bones_avx512), path = "no_amx.rs")]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(bones_avx512)]
@@ -14,10 +16,11 @@ mod avx512;
 mod math;
 mod portable;
 
+pub use amx::{Amx, CHAINS, Shaped, Unit, WHOLE};
 pub use math::{exp, sigmoid, tanh};
 pub use portable::{f16_to_f32, to_bf16};
 
-/// Names the instruction set to use: `avx512`, `avx2` or `portable`.
+/// Names the instruction set to use: `amx` (which is `avx512` and a matrix unit), `avx512`, `avx2` or `portable`.
 pub const ISA_VARIABLE: &str = "BONES_ISA";
 
 /// Lanes of a vector.
@@ -30,7 +33,7 @@ pub type Words = [u8; 4 * LANES];
 #[derive(Debug, thiserror::Error)]
 pub enum IsaError {
     /// Not one of the names.
-    #[error("instruction set must be avx512, avx2 or portable")]
+    #[error("instruction set must be amx, avx512, avx2 or portable")]
     Unknown,
     /// This machine, or the compiler that built this library, lacks it.
     #[error("instruction set {0} is not available here")]
@@ -51,6 +54,10 @@ pub trait Simd: Copy {
     type V: Copy;
     /// Runs a kernel compiled for this set.
     fn run<K: Kernel>(self, kernel: K) -> K::Output;
+    /// The matrix unit, where kernels shall use it.
+    fn matrix_unit(self) -> Option<Amx> {
+        None
+    }
     /// The same number in each lane.
     fn splat(self, x: f32) -> Self::V;
     /// Reads.
@@ -131,7 +138,7 @@ enum Set {
 impl Isa {
     /// Every set that this machine has, the best first.
     pub fn available() -> Vec<Self> {
-        ["avx512", "avx2", "portable"].into_iter().filter_map(|name| Self::named(name).ok()).collect()
+        ["amx", "avx512", "avx2", "portable"].into_iter().filter_map(|name| Self::named(name).ok()).collect()
     }
 
     /// A set by name.
@@ -142,10 +149,14 @@ impl Isa {
             "avx2" => ("avx2", avx2::Avx2::detect().map(Set::Avx2)),
             #[cfg(bones_avx512)]
             "avx512" => ("avx512", avx512::Avx512::detect().map(Set::Avx512)),
+            #[cfg(bones_avx512)]
+            "amx" => ("amx", avx512::Avx512::detect_with_matrix_unit().map(Set::Avx512)),
             #[cfg(not(target_arch = "x86_64"))]
             "avx2" => ("avx2", None),
             #[cfg(not(bones_avx512))]
             "avx512" => ("avx512", None),
+            #[cfg(not(bones_avx512))]
+            "amx" => ("amx", None),
             _ => return Err(IsaError::Unknown),
         };
         set.map(Self).ok_or(IsaError::Unavailable(name))
@@ -166,7 +177,18 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Set::Avx2(_) => "avx2",
             #[cfg(bones_avx512)]
+            Set::Avx512(_) if self.has_matrix_unit() => "amx",
+            #[cfg(bones_avx512)]
             Set::Avx512(_) => "avx512",
+        }
+    }
+
+    /// Whether kernels use a matrix unit.
+    pub fn has_matrix_unit(self) -> bool {
+        match self.0 {
+            #[cfg(bones_avx512)]
+            Set::Avx512(set) => set.matrix_unit().is_some(),
+            _ => false,
         }
     }
 

@@ -93,7 +93,7 @@ fn see(
     for first in (0..all).step_by(chunk) {
         let (panels, softcap) = (first..all.min(first + chunk), how.softcap);
         let state = State::over(&mut part, height);
-        isa.run(SeeChunk { q: &q, seen, blocks, cache, dtype, softcap, panels, state });
+        isa.run(SeeChunk { q: &q, head_dim: dim, seen, blocks, cache, dtype, softcap, panels, state });
         isa.run(Merge { into: &mut total, from: &State::over(&mut part, height) });
     }
     let rows = total.values.chunks_exact(cache.counts.dim_panels).zip(total.sum.iter());
@@ -108,10 +108,10 @@ proptest! {
 
     #[test]
     fn rows_see_their_range_whatever_the_blocks_and_chunks(
-        head_dim in 1_usize..90, size in 0_usize..5, context in 1_usize..90, height in 0_usize..5,
+        head_dim in 1_usize..90, size in 0_usize..5, context in 1_usize..90, height in 0_usize..6,
         window in prop_oneof![Just(1000_usize), 1_usize..40], softcap in prop_oneof![Just(None), Just(Some(2.0_f32))],
     ) {
-        let (size, height) = (SIZES[size], [1, 2, 3, 4, 8][height]);
+        let (size, height) = (SIZES[size], [1, 2, 3, 4, 8, 16][height]);
         let block_count = context.div_ceil(size) + 1;
         for (isa, dtype) in Isa::available().into_iter().flat_map(|isa| DTYPES.map(|dtype| (isa, dtype))) {
             let shape =

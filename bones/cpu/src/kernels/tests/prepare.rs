@@ -3,14 +3,15 @@
 use super::packed::{KINDS, Packed};
 use super::{noise, operand, quantised};
 use crate::kernels::embed;
-use crate::operand::{BLOCK_WORDS, FORMS, Form, MINUS_8, MINUS_128, Operand, SCALE, SUM, TILE};
+use crate::operand::{BLOCK_WORDS, FORMS, Form, MINUS_8, MINUS_128, Operand, SCALE, SUM, TILE, run};
 use crate::simd::{Isa, to_bf16};
 use proptest::prelude::*;
 
 /// The words of one row; of padding too, where `row` is beyond the last.
-fn row_of(operand: &Operand, form: Form, row: usize) -> Vec<u32> {
+fn row_of(isa: Isa, operand: &Operand, form: Form, row: usize) -> Vec<u32> {
     let tile = operand.tile(form, row / TILE * TILE);
-    tile.words.iter().skip(row % TILE).step_by(tile.height).copied().collect()
+    let runs = tile.words.chunks(run(form, operand.cols(), isa.has_matrix_unit()));
+    runs.skip(row % TILE).step_by(tile.height).flatten().copied().collect()
 }
 
 /// Words of a row, made plainly.
@@ -47,11 +48,11 @@ proptest! {
             x[..cols.min(32)].fill(0.0);
             let operand = operand(isa, &x, cols, &[form], None);
             for (row, x) in x.chunks_exact(cols).enumerate() {
-                prop_assert_eq!(row_of(&operand, form, row), words(form, x), "{:?} {}", form, isa.name());
+                prop_assert_eq!(row_of(isa, &operand, form, row), words(form, x), "{:?} {}", form, isa.name());
             }
             let last = operand.tile(form, (rows - 1) / TILE * TILE);
             for row in last.rows..last.height {
-                prop_assert!(row_of(&operand, form, last.first + row).iter().all(|&word| word == 0));
+                prop_assert!(row_of(isa, &operand, form, last.first + row).iter().all(|&word| word == 0));
             }
         }
     }
@@ -61,7 +62,7 @@ proptest! {
         let x = noise(seed, 32 * cols);
         for isa in Isa::available() {
             let operand = operand(isa, &x, 32 * cols, &[Form::Bytes], None);
-            let words = row_of(&operand, Form::Bytes, 0);
+            let words = row_of(isa, &operand, Form::Bytes, 0);
             for (x, words) in x.chunks_exact(32).zip(words.chunks_exact(BLOCK_WORDS)) {
                 let scale = f32::from_bits(words[SCALE]);
                 let q: Vec<i8> = words[..8].iter().flat_map(|word| word.to_le_bytes().map(|q| q as i8)).collect();
@@ -81,14 +82,14 @@ proptest! {
             let operand = operand(isa, &x, cols, &FORMS, Some((&weight, 1e-5)));
             for (row, x) in x.chunks_exact(cols).enumerate() {
                 let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / cols as f64;
-                let normed = row_of(&operand, Form::F32, row);
+                let normed = row_of(isa, &operand, Form::F32, row);
                 let normed: Vec<f32> = normed.into_iter().map(f32::from_bits).collect();
                 for ((x, weight), normed) in x.iter().zip(&weight).zip(&normed) {
                     let want = f64::from(*x) / (mean + 1e-5).sqrt() * f64::from(*weight);
                     prop_assert!((want - f64::from(*normed)).abs() < 1e-6 * want.abs().max(1e-3));
                 }
                 for form in [Form::Bf16, Form::Bytes] {
-                    prop_assert_eq!(row_of(&operand, form, row), words(form, &normed));
+                    prop_assert_eq!(row_of(isa, &operand, form, row), words(form, &normed));
                 }
             }
         }
@@ -105,7 +106,7 @@ proptest! {
                 for form in FORMS {
                     // Nor on the other forms that are wanted.
                     let alone = operand(isa, x, cols, &[form], norm);
-                    prop_assert_eq!(row_of(&together, form, row), row_of(&alone, form, 0));
+                    prop_assert_eq!(row_of(isa, &together, form, row), row_of(isa, &alone, form, 0));
                 }
             }
         }
@@ -135,10 +136,10 @@ fn what_is_not_finite_stays_so_in_its_block() {
             let mut x = noise(7, 96);
             x[40] = bad;
             let operand = operand(isa, &x, 96, &FORMS, None);
-            assert_eq!(f32::from_bits(row_of(&operand, Form::F32, 0)[40]).to_bits(), bad.to_bits());
-            let half = f32::from_bits(row_of(&operand, Form::Bf16, 0)[20] << 16);
+            assert_eq!(f32::from_bits(row_of(isa, &operand, Form::F32, 0)[40]).to_bits(), bad.to_bits());
+            let half = f32::from_bits(row_of(isa, &operand, Form::Bf16, 0)[20] << 16);
             assert!(half == bad || half.is_nan() && bad.is_nan());
-            let bytes = row_of(&operand, Form::Bytes, 0);
+            let bytes = row_of(isa, &operand, Form::Bytes, 0);
             let scales: Vec<f32> = bytes.chunks_exact(BLOCK_WORDS).map(|words| f32::from_bits(words[SCALE])).collect();
             assert!(scales[0].is_finite() && !scales[1].is_finite() && scales[2].is_finite());
         }

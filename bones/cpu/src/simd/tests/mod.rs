@@ -55,8 +55,23 @@ fn unknown_sets_are_refused() {
 #[test]
 fn the_best_set_comes_first_and_the_portable_one_last() {
     let names: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
-    let order = ["avx512", "avx2", "portable"];
+    let order = ["amx", "avx512", "avx2", "portable"];
     let places: Vec<_> = names.iter().map(|name| order.iter().position(|known| known == name).unwrap()).collect();
     assert!(places.is_sorted());
     assert_eq!(names.last(), Some(&"portable"));
+}
+
+#[test]
+fn a_thread_lends_its_tile_registers_to_one_kernel_at_a_time() {
+    let Some(amx) = crate::simd::Amx::detect() else { return };
+    let taken = std::panic::catch_unwind(|| {
+        let _first = amx.unit();
+        let _second = amx.unit();
+    });
+    assert!(taken.is_err());
+    // Given back, also by what panicked.
+    drop(amx.unit());
+    for rows in [0, 17] {
+        assert!(std::panic::catch_unwind(|| amx.unit().of_rows(rows).spin(1)).is_err());
+    }
 }
