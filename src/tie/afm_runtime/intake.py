@@ -55,12 +55,15 @@ class Serves:
     adapters: tuple[str, ...] = ()
     """In the order in which the model was given them."""
 
-    def longest(self, choices: int) -> int:
+    def longest(self, choices: int, prompt_len: int = 0) -> int:
         """Tokens that each of so many choices can have, prompt included: all of them must fit the cache together.
 
-        The bound depends on the request alone. The last token of an answer needs no place in the cache.
+        The bound depends on the request alone. Whole blocks of the prompt are there once for all choices; the last
+        token of an answer needs no place in the cache.
         """
-        return min(self.context_length, self.cache_blocks // choices * self.cache_block_size + 1)
+        shared = min(max(prompt_len - 1, 0) // self.cache_block_size, self.cache_blocks)
+        blocks = shared + (self.cache_blocks - shared) // choices
+        return min(self.context_length, blocks * self.cache_block_size + 1)
 
 
 def parse(raw: NDArray[np.uint8] | None) -> afm_pb2.GenerateParams:
@@ -93,7 +96,7 @@ def admit(params: afm_pb2.GenerateParams, tokens: Ids | None, images: NDArray[An
         raise _invalid("IMAGES", "must be empty: this model takes no images")
     choices = _whole("n", params.n, 1, min(limits.MAX_CHOICES, serves.max_choices))
     prompt = _prompt(tokens, choices, serves)
-    room = serves.longest(choices) - len(prompt)
+    room = serves.longest(choices, len(prompt)) - len(prompt)
     max_tokens = _whole("max_tokens", params.max_tokens, 1, limits.MAX_TOKENS_LIMIT)
     min_tokens = _whole("min_tokens", params.min_tokens, 0, max_tokens)
     return Admitted(
@@ -116,11 +119,11 @@ def _prompt(tokens: Ids | None, choices: int, serves: Serves) -> Ids:
         raise _invalid("TOKENS", "is missing")
     if len(tokens) == 0:
         raise _invalid("TOKENS", "is empty: a prompt has at least 1 token")
-    if len(tokens) >= serves.longest(choices):
-        what = "context" if serves.longest(choices) == serves.context_length else f"cache for {choices} choices"
+    longest = serves.longest(choices, len(tokens))
+    if len(tokens) >= longest:
+        what = "context" if longest == serves.context_length else f"cache for {choices} choices"
         raise Refused(
-            afm_pb2.FAILURE_KIND_TOO_LONG,
-            f"TOKENS: {len(tokens)} tokens leave no room in a {what} of {serves.longest(choices)}",
+            afm_pb2.FAILURE_KIND_TOO_LONG, f"TOKENS: {len(tokens)} tokens leave no room in a {what} of {longest}"
         )
     if int(tokens.min()) < 0 or int(tokens.max()) >= serves.vocab_size:
         raise _invalid("TOKENS", f"holds an id outside 0 to {serves.vocab_size - 1}")

@@ -3,7 +3,8 @@
 Decisions only: no clock, no model, no replies. Requests are served in the order in which they came. One is admitted
 when the blocks for what is known of it are free, and gets more as it grows; when none is left, the youngest gives all
 of its blocks back and waits at the head of the queue, to be computed again. So the oldest always gets on, nobody
-starves, and what one request is answered depends on no other.
+starves, and what one request is answered depends on no other. Choices of a request share the whole blocks of its
+prompt: the first computes them, the others wait for it.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Scheduler:
         """Whether an idle engine could run it to its longest end; the last token of an answer needs no block."""
         admitted = request.admitted
         blocks = admitted.choices * self._blocks(len(admitted.prompt) + admitted.stops.max_tokens - 1)
+        blocks -= (admitted.choices - 1) * self._common(request)
         return blocks <= self._pool.count and admitted.choices <= self._limits.max_running
 
     def enqueue(self, request: Request) -> None:
@@ -82,11 +84,12 @@ class Scheduler:
             self._admit(self._queue.popleft())
         rows, budget = [], self._limits.step_token_budget
         for sequence in self._running:
-            if sequence.pending == 1:
+            sequence.catch_up()
+            if sequence.pending == 1 and sequence.leader is None:
                 rows.append(Row(sequence, 1, True))
                 budget -= 1
         for sequence in self._running:
-            if budget > 0 and sequence.pending > 1:
+            if budget > 0 and sequence.pending > 1 and sequence.leader is None:
                 count = min(sequence.pending, budget)
                 rows.append(Row(sequence, count, count == sequence.pending))
                 budget -= count
@@ -128,6 +131,8 @@ class Scheduler:
         self.preempted += 1
 
     def _stop_running(self, sequence: Sequence) -> None:
+        for sibling in sequence.request.sequences:
+            sibling.catch_up()
         self._running.remove(sequence)
         written = self._blocks(sequence.computed)
         self._pool.release(sequence.give_back(), written)
@@ -145,16 +150,27 @@ class Scheduler:
             request.sequences = [
                 Sequence(request, choice, size, self._token_bytes) for choice in range(request.admitted.choices)
             ]
-        for sequence in request.sequences:
-            if not sequence.is_finished:
-                sequence.grow(self._pool.take(self._blocks(sequence.length)))
-                self._running.append(sequence)
+        leader, *others = [sequence for sequence in request.sequences if not sequence.is_finished]
+        leader.grow(self._pool.take(self._blocks(leader.length)))
+        self._running.append(leader)
+        common = self._common(request)
+        for sequence in others:
+            if common:
+                self._pool.share(leader.blocks[:common])
+                sequence.follow(leader, leader.blocks[:common], common * self._limits.block_size)
+            sequence.grow(self._pool.take(self._blocks(sequence.length) - common))
+            self._running.append(sequence)
         request.state = State.RUNNING
 
     def _needs(self, request: Request) -> int:
+        lengths = [sequence.length for sequence in request.sequences if not sequence.is_finished]
         if not request.sequences:
-            return request.admitted.choices * self._blocks(len(request.admitted.prompt))
-        return sum(self._blocks(sequence.length) for sequence in request.sequences if not sequence.is_finished)
+            lengths = [len(request.admitted.prompt)] * request.admitted.choices
+        return sum(self._blocks(length) for length in lengths) - (len(lengths) - 1) * self._common(request)
+
+    def _common(self, request: Request) -> int:
+        """Blocks of the prompt that all choices read and none writes: each computes the last token for itself."""
+        return (len(request.admitted.prompt) - 1) // self._limits.block_size
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._limits.block_size)

@@ -68,7 +68,8 @@ class Request:
 class Sequence:
     """One choice of a request. `tokens[:computed]` has its KV in `blocks`; `tokens[:length]` is known.
 
-    While it waits, for the first time or after it was preempted, it has no block and `computed` is 0.
+    While it waits, for the first time or after it was preempted, it has no block and `computed` is 0. Where `leader` is
+    set, that choice computes the first `common` tokens, in blocks that both own and neither writes afterwards.
     """
 
     __slots__ = (
@@ -76,8 +77,10 @@ class Sequence:
         "_table",
         "blocks",
         "choice",
+        "common",
         "computed",
         "is_finished",
+        "leader",
         "length",
         "prompt_len",
         "request",
@@ -96,6 +99,8 @@ class Sequence:
         self.tokens[: self.prompt_len] = admitted.prompt
         self.length = self.prompt_len
         self.computed = 0
+        self.common = 0
+        self.leader: Sequence | None = None
         self.is_finished = False
         self.watch = StopWatch(admitted.stops, token_bytes)
         self._plain = RowSampling(admitted.rules, choice, _EMPTY, self.prompt_len)
@@ -115,9 +120,19 @@ class Sequence:
         self._table[len(self.blocks) : len(self.blocks) + len(blocks)] = blocks
         self.blocks += blocks
 
+    def follow(self, leader: Sequence, blocks: list[int], common: int) -> None:
+        """Has its first tokens computed by the leader, in these blocks of the leader's."""
+        self.leader, self.common = leader, common
+        self.grow(blocks)
+
+    def catch_up(self) -> None:
+        """Goes on by itself once the leader has computed what they have in common."""
+        if self.leader is not None and self.leader.computed >= self.common:
+            self.leader, self.computed = None, self.common
+
     def give_back(self) -> list[int]:
         """Its blocks, which are no longer its own; everything would have to be computed again."""
-        blocks, self.blocks, self.computed = self.blocks, [], 0
+        blocks, self.blocks, self.computed, self.leader = self.blocks, [], 0, None
         return blocks
 
     def sampling(self) -> RowSampling:

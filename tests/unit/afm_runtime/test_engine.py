@@ -323,10 +323,38 @@ def test_one_that_fills_the_cache_to_its_last_block() -> None:
     assert harness.ask(PROMPT, max_tokens=longest + 1).kind == "TOO_LONG"
 
 
+def test_choices_share_the_whole_blocks_of_the_prompt() -> None:
+    """Eleven tokens are two blocks of four and three more, of which the last is computed by each choice."""
+    harness, fed = Harness(), []
+    harness.model.on_step = lambda step: fed.append(int(step.query_lens.sum()))
+    answer = harness.submit(range(20, 31), max_tokens=8, choices=3, temperature=1.0, seed=5)
+    harness.step()
+    assert harness.pool.free == 128 - (3 + 1 + 1)
+    harness.run(answer)
+    assert sum(fed) == 11 + 2 * 3 + 3 * 7
+    assert harness.pool.free == 128
+    assert len({str(tokens) for tokens in answer.tokens.values()}) == 3
+
+
+@pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1, 40])
+def test_a_choice_that_ends_with_its_first_token_leaves_the_others_what_it_computed(length: int) -> None:
+    harness = Harness()
+    answer = harness.ask(range(20, 20 + length), max_tokens=1, choices=4, temperature=1.0, seed=9)
+    assert sorted(answer.finishes) == [0, 1, 2, 3]
+    assert harness.pool.free == 128
+
+
+def test_shared_blocks_let_more_choices_fit() -> None:
+    prompt = [20] * (5 * BLOCK + 1)
+    harness = Harness(5 + 4 * 1)
+    assert len(harness.ask(prompt, max_tokens=2, choices=4).tokens) == 4
+    assert Harness(5 + 3 * 1).ask(prompt, max_tokens=2, choices=4).kind == "TOO_LONG"
+
+
 def test_choices_are_preempted_and_go_on_together() -> None:
     options = {"choices": 4, "temperature": 1.0, "seed": 2, "max_tokens": 9}
     alone = Harness(64).ask(PROMPT, **options)
-    harness = Harness(16)
+    harness = Harness(14)
     older, answer = harness.submit([NEVER_ENDS] * 3, max_tokens=30), harness.submit(PROMPT, **options)
     harness.run(older, answer)
     assert harness.scheduler.preempted

@@ -173,9 +173,11 @@ def test_the_completion_ends_with_the_context() -> None:
 def test_choices_share_the_cache_and_each_has_its_part() -> None:
     small = serves(block_count=10)
     assert admit(at=small, n=3, max_tokens=100).stops.max_tokens == 3 * BLOCK + 1 - 3
-    kind, message = refusal(at=small, n=3, tokens=[1] * 13)
+    # Whole blocks of the prompt are there once: seven, and one more for each choice.
+    assert admit(at=small, n=3, tokens=[1] * 29, max_tokens=100).stops.max_tokens == 8 * BLOCK + 1 - 29
+    kind, message = refusal(at=small, n=3, tokens=[1] * 33)
     assert kind == "TOO_LONG"
-    assert "13 tokens leave no room in a cache for 3 choices of 13" in message
+    assert "33 tokens leave no room in a cache for 3 choices of 33" in message
     assert refusal(at=serves(block_count=2), n=3)[0] == "TOO_LONG"
     assert refusal(at=serves(max_choices=2), n=3)[0] == "INVALID"
 
