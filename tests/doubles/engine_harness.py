@@ -13,8 +13,8 @@ from doubles.scripted_engine import ScriptedEngine
 from tie.afm_runtime.decoding.stops import StopRules
 from tie.afm_runtime.engine import Engine
 from tie.afm_runtime.forwarding import NO_ADAPTER, Logprobs, SamplingRules
-from tie.afm_runtime.paging import BlockPool
-from tie.afm_runtime.scheduling import Scheduler
+from tie.afm_runtime.paging.pool import BlockPool
+from tie.afm_runtime.scheduling.scheduler import Scheduler
 from tie.afm_runtime.sequence import Admitted, Request
 from tie.api.afm.v1 import afm_pb2
 
@@ -84,6 +84,7 @@ class Harness:
         choices: int = 1,
         deadline: float | None = None,
         adapter: int = NO_ADAPTER,
+        background: bool = False,
         **rules: Any,
     ) -> Answer:
         answer = Answer()
@@ -94,6 +95,7 @@ class Harness:
             choices,
             time.monotonic() + 60 if deadline is None else deadline,
             adapter,
+            background,
         )
         answer.request = Request(admitted, answer)
         self.engine.submit(answer.request)

@@ -15,7 +15,7 @@ import numpy as np
 
 from tie.afm_runtime.forwarding import NO_ADAPTER, Logprobs, RowSampling, Step, StepOutcome
 from tie.afm_runtime.intake import Serves
-from tie.afm_runtime.scheduling import Limits
+from tie.afm_runtime.scheduling.limits import Limits
 from tie.afm_runtime.serving import Attached
 
 VOCAB = 1000

@@ -7,7 +7,7 @@ from typing import Final
 from tie.afm_runtime.bones_forwarding import BonesForwarding
 from tie.afm_runtime.config import AfmRuntimeConfig
 from tie.afm_runtime.intake import Serves
-from tie.afm_runtime.scheduling import Limits
+from tie.afm_runtime.scheduling.limits import Limits
 from tie.afm_runtime.serving import Attached
 from tie.catalog.bundle import open_bundle
 from tie.catalog.description import BundleDescription

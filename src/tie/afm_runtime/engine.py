@@ -16,8 +16,9 @@ import numpy as np
 
 from tie.afm_runtime.decoding.stops import Reason, Stop
 from tie.afm_runtime.forwarding import NO_ADAPTER, Forwarding, Ids, Step, StepOutcome
-from tie.afm_runtime.paging import PoolCorrupt
-from tie.afm_runtime.scheduling import QueueFull, Row, Scheduler
+from tie.afm_runtime.paging.pool import PoolCorrupt
+from tie.afm_runtime.scheduling.dealing import Row
+from tie.afm_runtime.scheduling.scheduler import QueueFull, Scheduler
 from tie.afm_runtime.sequence import Request, Sequence, State
 from tie.api.afm.v1 import afm_pb2
 from tie.servicekit import logs

@@ -102,6 +102,7 @@ def admit(params: afm_pb2.GenerateParams, tokens: Ids | None, images: NDArray[An
     return Admitted(
         prompt=prompt,
         adapter=_adapter(params, serves),
+        is_background=params.background,
         rules=_sampling(params, serves),
         stops=StopRules(
             max_tokens=min(max_tokens, room),

@@ -13,6 +13,7 @@ from tie.afm_runtime.decoding.stops import StopRules, StopWatch, TokenBytes
 from tie.afm_runtime.forwarding import NO_ADAPTER, Ids, Logprobs, RowSampling, SamplingRules
 from tie.api.afm.v1 import afm_pb2
 
+MOST_PREEMPTED: Final = 2
 _EMPTY: Final = np.zeros(0, np.int32)
 
 
@@ -41,6 +42,8 @@ class Admitted:
     """In time.monotonic() seconds."""
     adapter: int = NO_ADAPTER
     """Its place among those that the model was given."""
+    is_background: bool = False
+    """Whether interactive requests come first."""
 
 
 class State(Enum):
@@ -59,6 +62,13 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     arrived: float = field(default_factory=time.monotonic)
     first_token: float = 0.0
+    preempted: int = 0
+    """How often it had to give its blocks back."""
+
+    @property
+    def is_background(self) -> bool:
+        """Whether others come first: no longer when it was preempted MOST_PREEMPTED times, so that it gets on."""
+        return self.admitted.is_background and self.preempted < MOST_PREEMPTED
 
     @property
     def completion_tokens(self) -> int:

@@ -21,9 +21,10 @@ from tie.afm_runtime.engine import Engine
 from tie.afm_runtime.forwarding import Forwarding, Ids
 from tie.afm_runtime.intake import Refused, Serves
 from tie.afm_runtime.link import LinkServer
-from tie.afm_runtime.paging import BlockPool
+from tie.afm_runtime.paging.pool import BlockPool
 from tie.afm_runtime.replies import ResponseChannel, Sender
-from tie.afm_runtime.scheduling import Limits, Scheduler
+from tie.afm_runtime.scheduling.limits import Limits
+from tie.afm_runtime.scheduling.scheduler import Scheduler
 from tie.afm_runtime.sequence import Request
 from tie.afm_runtime.tickets import Tickets
 from tie.api.afm.v1 import afm_pb2

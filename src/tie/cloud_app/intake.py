@@ -60,6 +60,7 @@ class Request:
     logprobs: int | None
     adapter: str = ""
     """Empty where none is asked for."""
+    is_background: bool = False
 
 
 def parse_request(data: bytes, offer: Offer, max_bytes: int = limits.MAX_REQUEST_BYTES) -> Request:
@@ -87,6 +88,7 @@ def parse_request(data: bytes, offer: Offer, max_bytes: int = limits.MAX_REQUEST
         stop_token_ids=_stop_token_ids(asked, offer.vocab_size),
         logprobs=_logprobs(asked),
         adapter=asked.adapter,
+        is_background=asked.background,
     )
 
 

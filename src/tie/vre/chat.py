@@ -47,6 +47,7 @@ class Chat:
     dialogue: Dialogue
     model: str
     adapter: str
+    is_background: bool
     timeout_s: float
     as_json: bool
 
@@ -73,7 +74,9 @@ class Chat:
 
     def _turn(self, text: str) -> Exit:
         messages = self.dialogue.with_user(text)
-        request = chat_request(messages, self.sampling, model=self.model, adapter=self.adapter)
+        request = chat_request(
+            messages, self.sampling, model=self.model, adapter=self.adapter, background=self.is_background
+        )
         answer = self.client.ask(request, timeout_s=self.timeout_s)
         printer = _Remembering(open_printer(as_json=self.as_json, choices=1))
         verdict = run(answer, printer)

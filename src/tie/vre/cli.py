@@ -70,7 +70,8 @@ def chat(context: typer.Context, wanted: RequestOptions, how: SamplingOptions, a
     try:
         with asking.connect(at.target()) as client:
             dialogue = Dialogue(wanted.system)
-            talk = Chat(client, how.sampling(), dialogue, wanted.model, wanted.adapter, wanted.timeout, at.json)
+            names = wanted.model, wanted.adapter
+            talk = Chat(client, how.sampling(), dialogue, *names, wanted.background, wanted.timeout, at.json)
             code = talk.converse()
     except TieError as error:
         code = asking.report(error, open_printer(as_json=at.json, choices=1))
@@ -104,11 +105,12 @@ def main() -> None:
 def _request(text: str, wanted: RequestOptions, how: SamplingOptions, *, raw: bool) -> inference_pb2.InferenceRequest:
     if raw and wanted.system is not None:
         raise InvalidRequest("--system", "has no place in raw text")
+    names = {"model": wanted.model, "adapter": wanted.adapter}
     if raw:
-        return raw_request(text, how.sampling(), model=wanted.model, adapter=wanted.adapter)
+        return raw_request(text, how.sampling(), background=wanted.background, **names)
     first = [ChatMessage("system", wanted.system)] if wanted.system is not None else []
     messages = [*first, ChatMessage("user", text)]
-    return chat_request(messages, how.sampling(), model=wanted.model, adapter=wanted.adapter)
+    return chat_request(messages, how.sampling(), background=wanted.background, **names)
 
 
 def _describe(client: Client) -> dict[str, object]:

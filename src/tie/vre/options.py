@@ -105,6 +105,7 @@ class RequestOptions:
     system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None
     model: Annotated[str, typer.Option(help="Name of the model.", show_default="the node's")] = ""
     adapter: Annotated[str, typer.Option(help="Name of one of the model's adapters.", show_default="none")] = ""
+    background: Annotated[bool, typer.Option("--background", help="Work that can wait: others come first.")] = False
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for a whole answer.")] = ANSWER_DEADLINE_S
 
 

@@ -64,13 +64,15 @@ def chat_request(
     *,
     model: str = "",
     adapter: str = "",
+    background: bool = False,
     request_id: str = "",
 ) -> pb.InferenceRequest:
     """A dialogue, rendered by the template of the node's bundle; `adapter` names one of the bundle's.
 
-    Raises InvalidRequest.
+    `background`: work that can wait, for which interactive requests come first. Raises InvalidRequest.
     """
     request = _request(sampling, model, adapter, request_id)
+    request.background = background
     for place, message in enumerate(messages):
         if message.role not in _ROLES:
             raise InvalidRequest(f"chat.messages[{place}].role", f"is none of {', '.join(_ROLES)}")
@@ -80,10 +82,17 @@ def chat_request(
 
 
 def raw_request(
-    text: str, sampling: Sampling = GREEDY, *, model: str = "", adapter: str = "", request_id: str = ""
+    text: str,
+    sampling: Sampling = GREEDY,
+    *,
+    model: str = "",
+    adapter: str = "",
+    background: bool = False,
+    request_id: str = "",
 ) -> pb.InferenceRequest:
     """Text that goes to the model as it is, with no template. Raises InvalidRequest."""
     request = _request(sampling, model, adapter, request_id)
+    request.background = background
     request.raw_text = _text("raw_text", text)
     return request
 

@@ -22,8 +22,9 @@ from tie.afm_runtime.config import AfmRuntimeConfig
 from tie.afm_runtime.decoding.stops import StopRules
 from tie.afm_runtime.engine import Engine
 from tie.afm_runtime.forwarding import NO_ADAPTER, SamplingRules
-from tie.afm_runtime.paging import BlockPool
-from tie.afm_runtime.scheduling import Limits, Scheduler
+from tie.afm_runtime.paging.pool import BlockPool
+from tie.afm_runtime.scheduling.limits import Limits
+from tie.afm_runtime.scheduling.scheduler import Scheduler
 from tie.afm_runtime.sequence import Admitted, Request
 from tie.afm_runtime.serving import Attached
 from tie.catalog import open_bundle

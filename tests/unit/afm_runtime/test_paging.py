@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tie.afm_runtime.paging import BlockPool, PoolCorrupt
+from tie.afm_runtime.paging.pool import BlockPool, PoolCorrupt
 
 
 def pool(count: int = 6) -> tuple[BlockPool, list[int]]:

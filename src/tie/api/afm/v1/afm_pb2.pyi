@@ -93,6 +93,7 @@ class GenerateParams(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    BACKGROUND_FIELD_NUMBER: _builtins.int
     ticket: _builtins.bytes
     """From the runtime connection of this app instance: 16 bytes. No live ticket, no admission."""
     bundle_identity: _builtins.bytes
@@ -107,6 +108,8 @@ class GenerateParams(_message.Message):
     deadline_ms: _builtins.int
     adapter: _builtins.str
     """Name of one of the bundle's adapters, at most 64 bytes; empty: the model as it is."""
+    background: _builtins.bool
+    """Interactive requests come first."""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
@@ -130,10 +133,11 @@ class GenerateParams(_message.Message):
         logprobs: _builtins.int | None = ...,
         deadline_ms: _builtins.int = ...,
         adapter: _builtins.str = ...,
+        background: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "adapter", b"adapter", "bundle_identity", b"bundle_identity", "deadline_ms", b"deadline_ms", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "sampling", b"sampling", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "adapter", b"adapter", "background", b"background", "bundle_identity", b"bundle_identity", "deadline_ms", b"deadline_ms", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "sampling", b"sampling", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

@@ -129,6 +129,7 @@ class InferenceRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TURN_FIELD_NUMBER: _builtins.int
     TEMPLATE_SOURCE_FIELD_NUMBER: _builtins.int
+    BACKGROUND_FIELD_NUMBER: _builtins.int
     PADDING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Echoed, never logged: at most 128 printable ASCII bytes."""
@@ -141,6 +142,8 @@ class InferenceRequest(_message.Message):
     """Number of alternatives reported beside the sampled token, 0 to 20; absent: no log-probabilities."""
     template_source: _builtins.str
     """Refused by name when set: templates come from the signed bundle only."""
+    background: _builtins.bool
+    """Work that can wait: interactive requests come first, though never for ever."""
     padding: _builtins.bytes
     """Zero bytes that bring the request to a bucket; ignored."""
     @_builtins.property
@@ -183,11 +186,12 @@ class InferenceRequest(_message.Message):
         logprobs: _builtins.int | None = ...,
         turn: Global___Turn | None = ...,
         template_source: _builtins.str = ...,
+        background: _builtins.bool = ...,
         padding: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "chat", b"chat", "constraint", b"constraint", "logprobs", b"logprobs", "prompt", b"prompt", "raw_text", b"raw_text", "sampling", b"sampling", "template_prompt", b"template_prompt", "tool_choice", b"tool_choice", "turn", b"turn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "adapter", b"adapter", "chat", b"chat", "constraint", b"constraint", "logprobs", b"logprobs", "model", b"model", "padding", b"padding", "prompt", b"prompt", "raw_text", b"raw_text", "request_id", b"request_id", "sampling", b"sampling", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "template_prompt", b"template_prompt", "template_source", b"template_source", "tool_choice", b"tool_choice", "tools", b"tools", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "adapter", b"adapter", "background", b"background", "chat", b"chat", "constraint", b"constraint", "logprobs", b"logprobs", "model", b"model", "padding", b"padding", "prompt", b"prompt", "raw_text", b"raw_text", "request_id", b"request_id", "sampling", b"sampling", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "template_prompt", b"template_prompt", "template_source", b"template_source", "tool_choice", b"tool_choice", "tools", b"tools", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

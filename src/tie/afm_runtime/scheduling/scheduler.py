@@ -1,38 +1,22 @@
-"""Decides which rows the next step has: running sequences decode first, then prompts are prefilled in chunks.
+"""Decides which requests run: admission, growth, preemption.
 
-Decisions only: no clock, no model, no replies. Requests are served in the order in which they came. One is admitted
-when the blocks for what is known of it are free, and gets more as it grows; when none is left, the youngest gives all
-of its blocks back and waits at the head of the queue, to be computed again. So the oldest always gets on, nobody
-starves, and what one request is answered depends on no other. Choices of a request share the whole blocks of its
-prompt: the first computes them, the others wait for it.
+Decisions only: no clock, no model, no replies. A request is admitted in its turn when the blocks for what is known of
+it are free, and gets more as it grows; when none is left, the youngest gives all of its blocks back and waits at the
+head of its line, to be computed again: one of the background where there is one, unless it had to twice before. So the
+oldest always gets on, nobody starves, and what one request is answered depends on no other. Choices of a request share
+the whole blocks of its prompt: the first computes them, the others wait for it.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from tie.afm_runtime.decoding.stops import TokenBytes
-from tie.afm_runtime.paging import BlockPool
+from tie.afm_runtime.paging.pool import BlockPool
+from tie.afm_runtime.scheduling.dealing import Row, deal
+from tie.afm_runtime.scheduling.limits import Limits
+from tie.afm_runtime.scheduling.waiting import Waiting
 from tie.afm_runtime.sequence import Request, Sequence, State
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    block_size: int
-    step_token_budget: int
-    max_running: int
-    """Sequences, not requests."""
-    max_queued: int
-    """Requests."""
-
-
-class Row(NamedTuple):
-    sequence: Sequence
-    query_len: int
-    samples: bool
 
 
 class QueueFull(Exception):
@@ -45,14 +29,14 @@ class Scheduler:
         self._pool = pool
         self._limits = limits
         self._token_bytes = token_bytes
-        self._queue: deque[Request] = deque()
+        self._waiting = Waiting()
         self._running: list[Sequence] = []
         self.preempted = 0
         """How often a request had to give its blocks back."""
 
     @property
     def queued(self) -> int:
-        return len(self._queue)
+        return len(self._waiting)
 
     @property
     def running(self) -> int:
@@ -60,7 +44,7 @@ class Scheduler:
 
     def requests(self) -> Iterator[Request]:
         """Every request not yet ended, queued and running, each once."""
-        yield from list(self._queue)
+        yield from list(self._waiting)
         yield from list({id(sequence.request): sequence.request for sequence in self._running}.values())
 
     def fits_ever(self, request: Request) -> bool:
@@ -72,33 +56,26 @@ class Scheduler:
 
     def enqueue(self, request: Request) -> None:
         """Raises QueueFull, unless it can be admitted at once."""
-        if len(self._queue) >= self._limits.max_queued and (self._queue or not self._fits_now(request)):
+        most = self._limits.max_queued
+        is_full = len(self._waiting) >= most or (request.is_background and self._waiting.background >= -(-most // 2))
+        if is_full and (len(self._waiting) or not self._fits_now(request)):
             raise QueueFull
-        self._queue.append(request)
+        self._waiting.append(request)
 
     def plan(self) -> list[Row]:
         """Fills one step. An empty plan means that nothing runs."""
         for sequence in list(self._running):
             self._grow(sequence)
-        while self._queue and self._fits_now(self._queue[0]):
-            self._admit(self._queue.popleft())
-        rows, budget = [], self._limits.step_token_budget
+        while (request := self._waiting.next()) is not None and self._fits_now(request):
+            self._admit(self._waiting.take())
         for sequence in self._running:
             sequence.catch_up()
-            if sequence.pending == 1 and sequence.leader is None:
-                rows.append(Row(sequence, 1, True))
-                budget -= 1
-        for sequence in self._running:
-            if budget > 0 and sequence.pending > 1 and sequence.leader is None:
-                count = min(sequence.pending, budget)
-                rows.append(Row(sequence, count, count == sequence.pending))
-                budget -= count
-        return rows
+        return deal((s for s in self._running if s.leader is None), self._limits.step_token_budget)
 
     def end(self, request: Request) -> None:
         """Takes a request out, in whatever state, and returns its blocks. Ending it twice changes nothing."""
-        if request.state is State.QUEUED and request in self._queue:
-            self._queue.remove(request)
+        if request.state is State.QUEUED and request in self._waiting:
+            self._waiting.remove(request)
         for sequence in request.sequences:
             self.end_sequence(sequence)
         request.state = State.ENDED
@@ -119,15 +96,21 @@ class Scheduler:
             if self._pool.free:
                 sequence.grow(self._pool.take(1))
             else:
-                youngest = self._running[-1].request
-                assert youngest is not self._running[0].request, "a request that runs alone fits the pool"
-                self._preempt(youngest)
+                self._preempt(self._least_urgent())
+
+    def _least_urgent(self) -> Request:
+        """The youngest of the background, else the youngest of all."""
+        oldest, youngest = self._running[0].request, self._running[-1].request
+        assert youngest is not oldest, "a request that runs alone fits the pool"
+        background = (s.request for s in reversed(self._running) if s.request.is_background)
+        return next(background, youngest)
 
     def _preempt(self, request: Request) -> None:
         for sequence in [sequence for sequence in self._running if sequence.request is request]:
             self._stop_running(sequence)
         request.state = State.QUEUED
-        self._queue.appendleft(request)
+        request.preempted += 1
+        self._waiting.put_back(request)
         self.preempted += 1
 
     def _stop_running(self, sequence: Sequence) -> None:
