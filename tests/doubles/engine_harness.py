@@ -10,6 +10,7 @@ import numpy as np
 from doubles import scripted_engine
 from doubles.scripted_engine import ScriptedEngine
 
+from tie.afm_runtime.decoding.grammar import Matcher
 from tie.afm_runtime.decoding.stops import StopRules
 from tie.afm_runtime.engine import Engine
 from tie.afm_runtime.forwarding import NO_ADAPTER, Logprobs, SamplingRules
@@ -85,6 +86,7 @@ class Harness:
         deadline: float | None = None,
         adapter: int = NO_ADAPTER,
         background: bool = False,
+        matcher: Matcher | None = None,
         **rules: Any,
     ) -> Answer:
         answer = Answer()
@@ -97,7 +99,7 @@ class Harness:
             adapter,
             background,
         )
-        answer.request = Request(admitted, answer)
+        answer.request = Request(admitted, answer, matcher=matcher)
         self.engine.submit(answer.request)
         return answer
 

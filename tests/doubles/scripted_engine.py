@@ -66,7 +66,7 @@ class ScriptedEngine:
         for row, (context, sampling) in enumerate(zip(contexts, step.sampling, strict=True)):
             assert (sampling is not None) == bool(step.sample[row])
             bad = context[0] == NOT_FINITE and sampling is not None
-            token = -1 if sampling is None or bad else next_token(context, sampling, adapters[row])
+            token = -1 if sampling is None or bad else allowed_token(context, sampling, adapters[row])
             failed += [row] if bad else []
             tokens.append(token)
             wants = sampling is not None and sampling.rules.logprobs is not None and not bad
@@ -100,6 +100,17 @@ def _adapters(step: Step) -> list[int]:
     assert len(found) == len(step.query_lens)
     assert NO_ADAPTER < max(found) < len(ADAPTERS), "given where a row has one, and only then"
     return found
+
+
+def allowed_token(context: Sequence[int], sampling: RowSampling, adapter: int) -> int:
+    """What it wants, or any id that its grammar allows: a model that cares for no grammar."""
+    wanted = next_token(context, sampling, adapter)
+    if sampling.allowed is None:
+        return wanted
+    bits = np.unpackbits(sampling.allowed.view(np.uint8), bitorder="little")
+    allowed = [int(token) for token in np.flatnonzero(bits)]
+    ids = [token for token in allowed if token not in sampling.barred] or allowed
+    return wanted if wanted in ids else ids[wanted % len(ids)]
 
 
 def next_token(context: Sequence[int], sampling: RowSampling, adapter: int = NO_ADAPTER) -> int:

@@ -145,7 +145,8 @@ REFUSED: list[tuple[int, str, pb.InferenceRequest | bytes]] = [
     (pb.ERROR_KIND_INVALID_REQUEST, "sampling.n", chat(sampling=pb.Sampling(n=0))),
     (pb.ERROR_KIND_INVALID_REQUEST, "sampling.temperature", chat(sampling=pb.Sampling(temperature=float("nan")))),
     (pb.ERROR_KIND_MODEL_NOT_FOUND, "adapter", chat(adapter=MARKER)),
-    (pb.ERROR_KIND_UNSUPPORTED, "constraint", chat(constraint=pb.Constraint(regex=MARKER))),
+    (pb.ERROR_KIND_INVALID_REQUEST, "constraint.regex", chat(constraint=pb.Constraint(regex=f"({MARKER}"))),
+    (pb.ERROR_KIND_UNSUPPORTED, "constraint.fragment", chat(constraint=pb.Constraint(fragment={"rules": MARKER}))),
     (pb.ERROR_KIND_MODEL_NOT_FOUND, "model", chat(model=MARKER)),
     (pb.ERROR_KIND_PROMPT_TOO_LONG, "chat", chat(MARKER * 500)),
 ]

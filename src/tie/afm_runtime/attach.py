@@ -6,6 +6,7 @@ from typing import Final
 
 from tie.afm_runtime.bones_forwarding import BonesForwarding
 from tie.afm_runtime.config import AfmRuntimeConfig
+from tie.afm_runtime.decoding.grammar import Vocabulary
 from tie.afm_runtime.intake import Serves
 from tie.afm_runtime.scheduling.limits import Limits
 from tie.afm_runtime.serving import Attached
@@ -34,15 +35,17 @@ def attach(node: NodeConfig, runtime: AfmRuntimeConfig) -> Attached:
             described, bundle.weight_fds(), bundle.adapter_fds(), block_count=block_count, threads=runtime.threads
         )
     forwarding.warm()
+    eos_ids = frozenset(described.tokenizer.eos_token_ids)
+    vocab_size = described.model.vocab_size
     return Attached(
         serves=Serves(
             bundle_identity=bundle.identity,
-            vocab_size=described.model.vocab_size,
+            vocab_size=vocab_size,
             context_length=described.model.context_length,
             cache_blocks=block_count,
             cache_block_size=described.kv.block_size_tokens,
             max_choices=runtime.max_running,
-            eos_ids=frozenset(described.tokenizer.eos_token_ids),
+            eos_ids=eos_ids,
             has_token_bytes=token_bytes is not None,
             adapters=bundle.adapter_names,
         ),
@@ -55,6 +58,7 @@ def attach(node: NodeConfig, runtime: AfmRuntimeConfig) -> Attached:
             max_running=runtime.max_running,
             max_queued=runtime.max_queued,
         ),
+        vocabulary=None if token_bytes is None else Vocabulary(token_bytes, vocab_size, eos_ids),
     )
 
 

@@ -85,13 +85,23 @@ class BonesForwarding:
         self._engine.zero_blocks(list(blocks))
 
     def _allowed(self, sampling: Sequence[RowSampling | None]) -> NDArray[np.uint32] | None:
-        """A bit for each token of each row, all set but the barred ones; None when no row bars any."""
-        if not any(row is not None and row.barred for row in sampling):
+        """A bit for each token of each row: what its grammar allows, without the barred ones unless only they are left.
+
+        None when no row forbids any.
+        """
+        if not any(row is not None and (row.barred or row.allowed is not None) for row in sampling):
             return None
         mask = np.full((len(sampling), -(-self._vocab_size // 32)), 0xFFFFFFFF, np.uint32)
         for index, row in enumerate(sampling):
-            for token in row.barred if row is not None else ():
-                mask[index, token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
+            if row is None:
+                continue
+            if row.allowed is not None:
+                mask[index] = row.allowed
+            left = mask[index].copy()
+            for token in row.barred:
+                left[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
+            if row.allowed is None or left.any():
+                mask[index] = left
         return mask
 
 

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from tie.afm_runtime.decoding.grammar import GrammarFault
 from tie.afm_runtime.decoding.stops import Reason, Stop
 from tie.afm_runtime.forwarding import NO_ADAPTER, Forwarding, Ids, Step, StepOutcome
 from tie.afm_runtime.paging.pool import PoolCorrupt
@@ -31,6 +32,7 @@ _REASONS: Final = {
     Reason.STOP_TOKEN: afm_pb2.FINISH_REASON_STOP_TOKEN,
     Reason.STOP_STRING: afm_pb2.FINISH_REASON_STOP_STRING,
     Reason.LENGTH: afm_pb2.FINISH_REASON_LENGTH,
+    Reason.GRAMMAR: afm_pb2.FINISH_REASON_GRAMMAR,
 }
 
 
@@ -89,7 +91,7 @@ class Engine:
         """One forward pass over what the scheduler plans; nothing when nothing runs."""
         if time.monotonic() >= self._next_deadline:
             self._end_overdue()
-        rows = self._scheduler.plan()
+        rows = self._constrained(self._scheduler.plan())
         if rows:
             self._is_checked = False
             try:
@@ -103,6 +105,16 @@ class Engine:
             self._scheduler.check()
             self._is_checked = True
         self._flush()
+
+    def _constrained(self, rows: list[Row]) -> list[Row]:
+        """Finds what grammars allow the rows that sample; a request whose grammar fails there is ended."""
+        for row in rows:
+            if row.samples and row.sequence.request.state is not State.ENDED:
+                try:
+                    row.sequence.constrain()
+                except GrammarFault:
+                    self._fail_grammar(row.sequence.request)
+        return [row for row in rows if row.sequence.request.state is not State.ENDED]
 
     def take_messages(self, wait_s: float) -> bool:
         """Applies what lies in the inbox, waiting for a first message only when there is nothing to run.
@@ -127,6 +139,9 @@ class Engine:
     def _accept(self, request: Request) -> None:
         if request.state is State.ENDED:
             return  # aborted on its way here
+        if request.is_unbuildable:
+            self._fail_grammar(request)
+            return
         if not self._scheduler.fits_ever(request):
             self._fail(request, afm_pb2.FAILURE_KIND_TOO_LONG, "prompt and max_tokens need more cache than there is")
             return
@@ -162,7 +177,12 @@ class Engine:
             request.first_token = time.monotonic()
         request.replies.token(sequence.choice, token, outcome.logprobs[index])
         sequence.append(token)
-        if (stop := sequence.watch.feed(token)) is not None:
+        try:
+            stop = sequence.follow(token)
+        except GrammarFault:
+            self._fail_grammar(request)
+            return
+        if stop is not None:
             self._finish(sequence, stop)
 
     def _finish(self, sequence: Sequence, stop: Stop) -> None:
@@ -179,6 +199,9 @@ class Engine:
         self._scheduler.end_sequence(sequence)
         if all(sibling.is_finished for sibling in request.sequences):
             self._close(request, None)
+
+    def _fail_grammar(self, request: Request) -> None:
+        self._fail(request, afm_pb2.FAILURE_KIND_GRAMMAR, "the grammar exceeds its budget of states and steps")
 
     def _fail(self, request: Request, kind: afm_pb2.FailureKind.ValueType, message: str) -> None:
         self._close(request, afm_pb2.Failure(kind=kind, message=message))

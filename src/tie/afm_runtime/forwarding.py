@@ -49,6 +49,8 @@ class RowSampling:
     prompt_len: int
     barred: frozenset[int] = frozenset()
     """Ids that must not be chosen now: those that would end the answer before min_tokens."""
+    allowed: NDArray[np.uint32] | None = None
+    """Where a grammar rules: bit i of word j allows token 32 j + i. It wins over `barred` where no other is left."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -23,6 +23,7 @@ from tie.afm_runtime.forwarding import NO_ADAPTER, Ids, SamplingRules
 from tie.afm_runtime.sequence import Admitted
 from tie.afm_runtime.tickets import NoTicket, Ticket, Tickets
 from tie.api.afm.v1 import afm_pb2
+from tie.constraints.budget import MAX_COMPILED_BYTES
 from tie.contracts import limits
 
 MAX_DEADLINE_MS: Final = 3_600_000
@@ -103,6 +104,7 @@ def admit(params: afm_pb2.GenerateParams, tokens: Ids | None, images: NDArray[An
         prompt=prompt,
         adapter=_adapter(params, serves),
         is_background=params.background,
+        grammar=_grammar(params, serves),
         rules=_sampling(params, serves),
         stops=StopRules(
             max_tokens=min(max_tokens, room),
@@ -137,6 +139,14 @@ def _adapter(params: afm_pb2.GenerateParams, serves: Serves) -> int:
     if params.adapter not in serves.adapters:
         raise _invalid("adapter", f"is none of the {len(serves.adapters)} that this runtime serves")
     return serves.adapters.index(params.adapter)
+
+
+def _grammar(params: afm_pb2.GenerateParams, serves: Serves) -> str:
+    if (size := len(params.grammar.encode("utf-8"))) > MAX_COMPILED_BYTES:
+        raise _invalid("grammar", f"has {size} bytes, the limit is {MAX_COMPILED_BYTES}")
+    if params.grammar and not serves.has_token_bytes:
+        raise _invalid("grammar", "is not taken: the bundle does not say what its tokens spell")
+    return params.grammar
 
 
 def _sampling(params: afm_pb2.GenerateParams, serves: Serves) -> SamplingRules:

@@ -9,7 +9,8 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from tie.afm_runtime.decoding.stops import StopRules, StopWatch, TokenBytes
+from tie.afm_runtime.decoding.grammar import Mask, Matcher
+from tie.afm_runtime.decoding.stops import Reason, Stop, StopRules, StopWatch, TokenBytes
 from tie.afm_runtime.forwarding import NO_ADAPTER, Ids, Logprobs, RowSampling, SamplingRules
 from tie.api.afm.v1 import afm_pb2
 
@@ -44,6 +45,8 @@ class Admitted:
     """Its place among those that the model was given."""
     is_background: bool = False
     """Whether interactive requests come first."""
+    grammar: str = ""
+    """What the answer must keep to, as text; empty for nothing."""
 
 
 class State(Enum):
@@ -62,6 +65,10 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     arrived: float = field(default_factory=time.monotonic)
     first_token: float = 0.0
+    matcher: Matcher | None = None
+    """In the state before the first token; each choice has a copy."""
+    is_unbuildable: bool = False
+    """Whether its grammar could not be built."""
     preempted: int = 0
     """How often it had to give its blocks back."""
 
@@ -92,6 +99,8 @@ class Sequence:
         "is_finished",
         "leader",
         "length",
+        "mask",
+        "matcher",
         "prompt_len",
         "request",
         "tokens",
@@ -113,6 +122,8 @@ class Sequence:
         self.leader: Sequence | None = None
         self.is_finished = False
         self.watch = StopWatch(admitted.stops, token_bytes)
+        self.matcher = None if request.matcher is None else request.matcher.copy()
+        self.mask: Mask | None = None
         self._plain = RowSampling(admitted.rules, choice, _EMPTY, self.prompt_len)
 
     @property
@@ -130,7 +141,7 @@ class Sequence:
         self._table[len(self.blocks) : len(self.blocks) + len(blocks)] = blocks
         self.blocks += blocks
 
-    def follow(self, leader: Sequence, blocks: list[int], common: int) -> None:
+    def share_with(self, leader: Sequence, blocks: list[int], common: int) -> None:
         """Has its first tokens computed by the leader, in these blocks of the leader's."""
         self.leader, self.common = leader, common
         self.grow(blocks)
@@ -145,12 +156,29 @@ class Sequence:
         blocks, self.blocks, self.computed, self.leader = self.blocks, [], 0, None
         return blocks
 
+    def constrain(self) -> None:
+        """Before the step that samples: finds what the grammar allows. Raises GrammarFault."""
+        if self.matcher is not None:
+            self.mask = self.matcher.allowed()
+
     def sampling(self) -> RowSampling:
         """For the row of this step that reaches `length`."""
         barred = self.watch.barred
-        if not barred and not self._plain.rules.looks_back:
+        if not barred and self.mask is None and not self._plain.rules.looks_back:
             return self._plain
-        return RowSampling(self._plain.rules, self.choice, self.tokens[: self.length], self.prompt_len, barred)
+        history = self.tokens[: self.length]
+        return RowSampling(self._plain.rules, self.choice, history, self.prompt_len, barred, self.mask)
+
+    def follow(self, token: int) -> Stop | None:
+        """What a sampled token ends, if it ends anything: a complete answer ends whatever else would go on.
+
+        Raises GrammarFault.
+        """
+        stop = self.watch.feed(token)
+        if self.matcher is None or (stop is not None and stop.reason is not Reason.LENGTH):
+            return stop
+        self.matcher.feed(token)
+        return Stop(Reason.GRAMMAR) if self.matcher.is_complete else stop
 
     def append(self, token: int) -> None:
         self.tokens[self.length] = token

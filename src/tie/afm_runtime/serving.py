@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tie.afm_runtime import intake
+from tie.afm_runtime.decoding.grammar import GrammarFault, Matcher, Vocabulary
 from tie.afm_runtime.decoding.stops import TokenBytes
 from tie.afm_runtime.engine import Engine
 from tie.afm_runtime.forwarding import Forwarding, Ids
@@ -32,6 +34,7 @@ from tie.servicekit import logs
 
 EXIT_SUSPECT: Final = 70
 _JOIN_S: Final = 2.0
+_GRAMMAR_BUILDERS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Attached:
     token_bytes: TokenBytes
     block_count: int
     limits: Limits
+    vocabulary: Vocabulary | None = None
+    """For grammars; None where the bundle does not say what its tokens spell."""
 
 
 class IncomingTensors(Protocol):
@@ -79,6 +84,8 @@ class Serving:
             context_length=attached.serves.longest(1),
             admitted_uids=admitted_uids,
         )
+        self._vocabulary = attached.vocabulary
+        self._builders = ThreadPoolExecutor(_GRAMMAR_BUILDERS, thread_name_prefix="grammar")
         self._log = logs.logger()
         self._threads = {
             name: threading.Thread(target=run, name=name, daemon=True)
@@ -103,6 +110,7 @@ class Serving:
 
     def stop(self) -> None:
         """What still runs is answered as draining; every answer goes out; the link closes last."""
+        self._builders.shutdown()  # each build is bounded, and its request wants an answer
         self._engine.stop()
         self._threads["engine"].join(_JOIN_S)
         self._sender.stop()
@@ -122,5 +130,24 @@ class Serving:
             self._engine.abort(request)
 
         self._sender.watch(outbox, abort)
-        self._engine.submit(request)
+        if admitted.grammar:
+            self._builders.submit(self._build, request)
+        else:
+            self._engine.submit(request)
         self._tickets.bind(ticket, abort)
+
+    def _build(self, request: Request) -> None:
+        """Off the engine's thread, which never waits for a grammar."""
+        try:
+            request.matcher = self._matcher(request.admitted.grammar)
+        except GrammarFault:
+            request.is_unbuildable = True
+        except Exception as error:  # the edge of a request: without an answer its client would wait
+            self._log.error("grammar.not_built", **logs.failure_place(error))
+            request.is_unbuildable = True
+        self._engine.submit(request)
+
+    def _matcher(self, compiled: str) -> Matcher:
+        if self._vocabulary is None:
+            raise GrammarFault
+        return self._vocabulary.matcher(compiled)

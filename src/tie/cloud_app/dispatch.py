@@ -60,6 +60,7 @@ def generate_params(request: Request, warmed: Warmed, max_tokens: int, deadline:
         deadline_ms=max(1, int(deadline.left_s * 1000)),
         adapter=request.adapter,
         background=request.is_background,
+        grammar=request.grammar,
     )
 
 

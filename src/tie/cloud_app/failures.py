@@ -83,6 +83,8 @@ def from_runtime(failure: afm_pb2.Failure) -> TieError:
             return OverCapacity("the runtime is full: try again later")
         case afm_pb2.FAILURE_KIND_NOT_FINITE:
             return GenerationFailed("the model computed no finite number for the next token")
+        case afm_pb2.FAILURE_KIND_GRAMMAR:
+            return InvalidRequest("constraint", f"the runtime refuses: {failure.message}")
         case afm_pb2.FAILURE_KIND_DEADLINE:
             return DeadlinePassed("the runtime did not finish within the request's deadline")
         case afm_pb2.FAILURE_KIND_DRAINING:

@@ -14,6 +14,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from tie.api.inference.v1 import inference_pb2
+from tie.cloud_app import constraint
 from tie.cloud_app.failures import ModelNotFound
 from tie.cloud_app.sampling import Sampling, check_sampling, check_token_id
 from tie.contracts import limits
@@ -61,6 +62,8 @@ class Request:
     adapter: str = ""
     """Empty where none is asked for."""
     is_background: bool = False
+    grammar: str = ""
+    """What the answer must keep to, in the runtime's form; empty for nothing."""
 
 
 def parse_request(data: bytes, offer: Offer, max_bytes: int = limits.MAX_REQUEST_BYTES) -> Request:
@@ -89,6 +92,7 @@ def parse_request(data: bytes, offer: Offer, max_bytes: int = limits.MAX_REQUEST
         logprobs=_logprobs(asked),
         adapter=asked.adapter,
         is_background=asked.background,
+        grammar=constraint.compiled(asked.constraint) if asked.HasField("constraint") else "",
     )
 
 
@@ -106,7 +110,6 @@ def _refuse_unimplemented(asked: inference_pb2.InferenceRequest) -> None:
         raise InvalidRequest("template_source", "is not taken: templates come from the model's bundle only")
     asks = {
         "tools": bool(asked.tools),
-        "constraint": asked.HasField("constraint"),
         "turn": asked.HasField("turn"),
     }
     for name, is_asked in asks.items():

@@ -17,7 +17,7 @@ from tie.vre.chat import Chat, Dialogue
 from tie.vre.client import Client
 from tie.vre.exits import Exit, table
 from tie.vre.option_groups import grouped
-from tie.vre.options import NodeOptions, RequestOptions, SamplingOptions
+from tie.vre.options import ConstraintOptions, NodeOptions, RequestOptions, SamplingOptions
 from tie.vre.printing import open_printer
 from tie.vre.request import ChatMessage, chat_request, raw_request
 
@@ -48,6 +48,7 @@ def ask(
     raw: Annotated[bool, typer.Option("--raw", help="Send the text to the model as it is, with no template.")] = False,
     wanted: RequestOptions,
     how: SamplingOptions,
+    within: ConstraintOptions,
     at: NodeOptions,
 ) -> None:
     """Ask once and show the answer as it comes; Ctrl-C cancels it on the node. Greedy unless a temperature is given."""
@@ -55,6 +56,8 @@ def ask(
     printer = open_printer(as_json=at.json, choices=how.n or 1)
     try:
         request = _request(asking.read_prompt(prompt, file), wanted, how, raw=raw)
+        if (constraint := within.constraint()) is not None:
+            request.constraint.CopyFrom(constraint)
         with asking.connect(at.target()) as client:
             code = asking.run(client.ask(request, timeout_s=wanted.timeout), printer)
     except TieError as error:

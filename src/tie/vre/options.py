@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from tie.api.inference.v1 import inference_pb2
 from tie.contracts.errors import InvalidRequest
 from tie.vre.client import ANSWER_DEADLINE_S
 from tie.vre.locate import Target, locate
@@ -107,6 +108,39 @@ class RequestOptions:
     adapter: Annotated[str, typer.Option(help="Name of one of the model's adapters.", show_default="none")] = ""
     background: Annotated[bool, typer.Option("--background", help="Work that can wait: others come first.")] = False
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for a whole answer.")] = ANSWER_DEADLINE_S
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ConstraintOptions:
+    """What the answer must keep to: one of these at most."""
+
+    json_schema: Annotated[Path | None, typer.Option(help="Answer in JSON that satisfies this file's schema.")] = None
+    regex: Annotated[str | None, typer.Option(help="Answer in text that this matches as a whole.")] = None
+    choice: Annotated[list[str] | None, typer.Option(help="Answer with one of these; may be repeated.")] = None
+    gbnf: Annotated[Path | None, typer.Option(help="Answer in the language of this file's GBNF grammar.")] = None
+    lark: Annotated[Path | None, typer.Option(help="Answer in the language of this file's Lark grammar.")] = None
+
+    def constraint(self) -> inference_pb2.Constraint | None:
+        """Raises InvalidRequest."""
+        files = {"json_schema": self.json_schema, "gbnf": self.gbnf, "lark": self.lark}
+        given = {name: _file_text(name, path) for name, path in files.items() if path is not None}
+        if self.regex is not None:
+            given["regex"] = self.regex
+        if len(given) + bool(self.choice) > 1:
+            raise InvalidRequest("--json-schema, --regex, --choice, --gbnf, --lark", "exclude each other")
+        if self.choice:
+            return inference_pb2.Constraint(choices=inference_pb2.ChoiceList(choices=self.choice))
+        constraint = inference_pb2.Constraint()
+        for name, text in given.items():
+            setattr(constraint, name, text)
+        return constraint if given else None
+
+
+def _file_text(name: str, path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise InvalidRequest(f"--{name.replace('_', '-')}", "is no readable file of UTF-8 text") from None
 
 
 def _biases(entries: list[str] | None) -> dict[int, float]:

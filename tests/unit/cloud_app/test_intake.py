@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -50,13 +51,14 @@ def add_parts(r: pb.InferenceRequest, count: int) -> None:
         r.chat.messages[0].parts.add(text="")
 
 
+SCHEMA = json.dumps({"anyOf": [{"title": MARKER, "not": {"const": MARKER}}]})
 UNSUPPORTED: list[tuple[str, Change]] = [
     ("tools", lambda r: r.tools.add(name=MARKER)),
     ("tool_choice.auto", tool_choice(auto=True)),
     ("tool_choice.required", tool_choice(required=True)),
     ("tool_choice.name", tool_choice(name=MARKER)),
-    ("constraint", lambda r: setattr(r.constraint, "regex", MARKER)),
-    ("constraint", lambda r: r.constraint.SetInParent()),
+    ("constraint.fragment", lambda r: setattr(r.constraint.fragment, "rules", MARKER)),
+    ("constraint.json_schema.anyOf[0].not", lambda r: setattr(r.constraint, "json_schema", SCHEMA)),
     ("turn", lambda r: setattr(r.turn, "turn_id", b"x" * 16)),
     ("turn", lambda r: r.turn.SetInParent()),
     ("chat.messages[0].parts[1].image", lambda r: r.chat.messages[0].parts.add(image=MARKER.encode())),
@@ -117,6 +119,9 @@ INVALID: list[tuple[str, str, Change]] = [
     ("sampling.logit_bias", "1025 entries, the limit is 1024", sampling(logit_bias=dict.fromkeys(range(1025), 0.0))),
     ("sampling.max_tokens", "below the range 0", sampling(max_tokens=-1)),
     ("sampling.max_tokens", "above", sampling(max_tokens=(1 << 31) - 1)),
+    ("constraint", "is empty", lambda r: r.constraint.SetInParent()),
+    ("constraint.regex", "cannot be compiled", lambda r: setattr(r.constraint, "regex", f"({MARKER}")),
+    ("constraint.choices[1]", "none or more", lambda r: r.constraint.choices.choices.extend([MARKER, ""])),
     ("sampling.max_tokens", "above", sampling(max_tokens=(1 << 63) - 1)),
     ("sampling.max_tokens", "below", sampling(max_tokens=-(1 << 63))),
     ("sampling.min_tokens", "below", sampling(min_tokens=-1)),

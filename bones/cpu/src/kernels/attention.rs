@@ -8,7 +8,7 @@
 //! merged afterwards.
 
 use crate::cache::Layer;
-use crate::kernels::attention_state::State;
+use crate::kernels::attention_state::{FLOOR, State};
 use crate::kernels::rows::capped;
 use crate::kernels::stored::{Bf16, F32, Stored};
 use crate::lines::OnLine;
@@ -25,8 +25,6 @@ pub(super) const UNIT_ROWS: usize = 16;
 pub(super) const STEP: usize = 8;
 /// Panels of a chunk.
 pub const CHUNK: usize = 16;
-/// Below every score that occurs; a running maximum begins here.
-pub(super) const FLOOR: f32 = -1e30;
 
 /// Sees one chunk of a sequence.
 pub struct SeeChunk<'a> {

@@ -1,8 +1,10 @@
 //! What rows have seen so far: a running maximum, the sum of their shares and of values by their shares.
 
-use crate::kernels::attention::FLOOR;
 use crate::simd::{Kernel, LANES, Simd, exp};
 use bytemuck::cast_slice_mut;
+
+/// Below every score that occurs; a running maximum begins here.
+pub(super) const FLOOR: f32 = -1e30;
 
 /// What rows have seen so far.
 pub struct State<'a> {

@@ -18,6 +18,7 @@ class Reason(Enum):
     STOP_TOKEN = auto()
     STOP_STRING = auto()
     LENGTH = auto()
+    GRAMMAR = auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ class Scheduler:
         for sequence in others:
             if common:
                 self._pool.share(leader.blocks[:common])
-                sequence.follow(leader, leader.blocks[:common], common * self._limits.block_size)
+                sequence.share_with(leader, leader.blocks[:common], common * self._limits.block_size)
             sequence.grow(self._pool.take(self._blocks(sequence.length) - common))
             self._running.append(sequence)
         request.state = State.RUNNING

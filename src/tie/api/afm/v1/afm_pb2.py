@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tie/api/afm/v1/afm.proto\x12\x0etie.api.afm.v1\"\xb8\x02\n\x0eGenerateParams\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x17\n\x0f\x62undle_identity\x18\x02 \x01(\x0c\x12*\n\x08sampling\x18\x03 \x01(\x0b\x32\x18.tie.api.afm.v1.Sampling\x12\x14\n\x0cstop_strings\x18\x04 \x03(\x0c\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\x05\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\t\n\x01n\x18\t \x01(\r\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0b \x01(\r\x12\x0f\n\x07\x61\x64\x61pter\x18\x0c \x01(\t\x12\x12\n\nbackground\x18\r \x01(\x08\x42\x0b\n\t_logprobs\"\x9a\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12;\n\nlogit_bias\x18\x08 \x03(\x0b\x32\'.tie.api.afm.v1.Sampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\t \x01(\x06\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\xb1\x01\n\rGenerateEvent\x12&\n\x04runs\x18\x01 \x03(\x0b\x32\x18.tie.api.afm.v1.TokenRun\x12(\n\x08\x66inishes\x18\x02 \x03(\x0b\x32\x16.tie.api.afm.v1.Finish\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x15.tie.api.afm.v1.Usage\x12(\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x17.tie.api.afm.v1.Failure\"Z\n\x08TokenRun\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12/\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1d.tie.api.afm.v1.TokenLogprobs\"W\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x17\n\x0f\x61lternative_ids\x18\x02 \x03(\x05\x12\x1c\n\x14\x61lternative_logprobs\x18\x03 \x03(\x02\"t\n\x06\x46inish\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12,\n\x06reason\x18\x02 \x01(\x0e\x32\x1c.tie.api.afm.v1.FinishReason\x12\x12\n\nstop_index\x18\x03 \x01(\r\x12\x18\n\x10stop_byte_offset\x18\x04 \x01(\x04\"T\n\x05Usage\x12\x0e\n\x06prompt\x18\x01 \x01(\r\x12\x15\n\rcached_prefix\x18\x02 \x01(\r\x12\x10\n\x08restored\x18\x03 \x01(\r\x12\x12\n\ncompletion\x18\x04 \x01(\r\"E\n\x07\x46\x61ilure\x12)\n\x04kind\x18\x01 \x01(\x0e\x32\x1b.tie.api.afm.v1.FailureKind\x12\x0f\n\x07message\x18\x02 \x01(\t*\xd6\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x01\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x19\n\x15\x46INISH_REASON_GRAMMAR\x10\x04\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x05\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x06*\xa0\x02\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46\x41ILURE_KIND_INVALID\x10\x01\x12\x1a\n\x16\x46\x41ILURE_KIND_NO_TICKET\x10\x02\x12\x1d\n\x19\x46\x41ILURE_KIND_OTHER_BUNDLE\x10\x03\x12\x15\n\x11\x46\x41ILURE_KIND_BUSY\x10\x04\x12\x19\n\x15\x46\x41ILURE_KIND_TOO_LONG\x10\x05\x12\x1b\n\x17\x46\x41ILURE_KIND_NOT_FINITE\x10\x06\x12\x19\n\x15\x46\x41ILURE_KIND_DEADLINE\x10\x07\x12\x19\n\x15\x46\x41ILURE_KIND_DRAINING\x10\x08\x12\x19\n\x15\x46\x41ILURE_KIND_INTERNAL\x10\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tie/api/afm/v1/afm.proto\x12\x0etie.api.afm.v1\"\xc9\x02\n\x0eGenerateParams\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x17\n\x0f\x62undle_identity\x18\x02 \x01(\x0c\x12*\n\x08sampling\x18\x03 \x01(\x0b\x32\x18.tie.api.afm.v1.Sampling\x12\x14\n\x0cstop_strings\x18\x04 \x03(\x0c\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\x05\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\t\n\x01n\x18\t \x01(\r\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0b \x01(\r\x12\x0f\n\x07\x61\x64\x61pter\x18\x0c \x01(\t\x12\x12\n\nbackground\x18\r \x01(\x08\x12\x0f\n\x07grammar\x18\x0e \x01(\tB\x0b\n\t_logprobs\"\x9a\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12;\n\nlogit_bias\x18\x08 \x03(\x0b\x32\'.tie.api.afm.v1.Sampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\t \x01(\x06\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\xb1\x01\n\rGenerateEvent\x12&\n\x04runs\x18\x01 \x03(\x0b\x32\x18.tie.api.afm.v1.TokenRun\x12(\n\x08\x66inishes\x18\x02 \x03(\x0b\x32\x16.tie.api.afm.v1.Finish\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x15.tie.api.afm.v1.Usage\x12(\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x17.tie.api.afm.v1.Failure\"Z\n\x08TokenRun\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12/\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1d.tie.api.afm.v1.TokenLogprobs\"W\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x17\n\x0f\x61lternative_ids\x18\x02 \x03(\x05\x12\x1c\n\x14\x61lternative_logprobs\x18\x03 \x03(\x02\"t\n\x06\x46inish\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12,\n\x06reason\x18\x02 \x01(\x0e\x32\x1c.tie.api.afm.v1.FinishReason\x12\x12\n\nstop_index\x18\x03 \x01(\r\x12\x18\n\x10stop_byte_offset\x18\x04 \x01(\x04\"T\n\x05Usage\x12\x0e\n\x06prompt\x18\x01 \x01(\r\x12\x15\n\rcached_prefix\x18\x02 \x01(\r\x12\x10\n\x08restored\x18\x03 \x01(\r\x12\x12\n\ncompletion\x18\x04 \x01(\r\"E\n\x07\x46\x61ilure\x12)\n\x04kind\x18\x01 \x01(\x0e\x32\x1b.tie.api.afm.v1.FailureKind\x12\x0f\n\x07message\x18\x02 \x01(\t*\xd6\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x01\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x19\n\x15\x46INISH_REASON_GRAMMAR\x10\x04\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x05\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x06*\xba\x02\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46\x41ILURE_KIND_INVALID\x10\x01\x12\x1a\n\x16\x46\x41ILURE_KIND_NO_TICKET\x10\x02\x12\x1d\n\x19\x46\x41ILURE_KIND_OTHER_BUNDLE\x10\x03\x12\x15\n\x11\x46\x41ILURE_KIND_BUSY\x10\x04\x12\x19\n\x15\x46\x41ILURE_KIND_TOO_LONG\x10\x05\x12\x1b\n\x17\x46\x41ILURE_KIND_NOT_FINITE\x10\x06\x12\x19\n\x15\x46\x41ILURE_KIND_DEADLINE\x10\x07\x12\x19\n\x15\x46\x41ILURE_KIND_DRAINING\x10\x08\x12\x19\n\x15\x46\x41ILURE_KIND_INTERNAL\x10\t\x12\x18\n\x14\x46\x41ILURE_KIND_GRAMMAR\x10\nb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,26 +33,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1281
-  _globals['_FINISHREASON']._serialized_end=1495
-  _globals['_FAILUREKIND']._serialized_start=1498
-  _globals['_FAILUREKIND']._serialized_end=1786
+  _globals['_FINISHREASON']._serialized_start=1298
+  _globals['_FINISHREASON']._serialized_end=1512
+  _globals['_FAILUREKIND']._serialized_start=1515
+  _globals['_FAILUREKIND']._serialized_end=1829
   _globals['_GENERATEPARAMS']._serialized_start=45
-  _globals['_GENERATEPARAMS']._serialized_end=357
-  _globals['_SAMPLING']._serialized_start=360
-  _globals['_SAMPLING']._serialized_end=642
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=594
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=642
-  _globals['_GENERATEEVENT']._serialized_start=645
-  _globals['_GENERATEEVENT']._serialized_end=822
-  _globals['_TOKENRUN']._serialized_start=824
-  _globals['_TOKENRUN']._serialized_end=914
-  _globals['_TOKENLOGPROBS']._serialized_start=916
-  _globals['_TOKENLOGPROBS']._serialized_end=1003
-  _globals['_FINISH']._serialized_start=1005
-  _globals['_FINISH']._serialized_end=1121
-  _globals['_USAGE']._serialized_start=1123
-  _globals['_USAGE']._serialized_end=1207
-  _globals['_FAILURE']._serialized_start=1209
-  _globals['_FAILURE']._serialized_end=1278
+  _globals['_GENERATEPARAMS']._serialized_end=374
+  _globals['_SAMPLING']._serialized_start=377
+  _globals['_SAMPLING']._serialized_end=659
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=611
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=659
+  _globals['_GENERATEEVENT']._serialized_start=662
+  _globals['_GENERATEEVENT']._serialized_end=839
+  _globals['_TOKENRUN']._serialized_start=841
+  _globals['_TOKENRUN']._serialized_end=931
+  _globals['_TOKENLOGPROBS']._serialized_start=933
+  _globals['_TOKENLOGPROBS']._serialized_end=1020
+  _globals['_FINISH']._serialized_start=1022
+  _globals['_FINISH']._serialized_end=1138
+  _globals['_USAGE']._serialized_start=1140
+  _globals['_USAGE']._serialized_end=1224
+  _globals['_FAILURE']._serialized_start=1226
+  _globals['_FAILURE']._serialized_end=1295
 # @@protoc_insertion_point(module_scope)

@@ -62,6 +62,8 @@ class _FailureKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureKi
     FAILURE_KIND_DEADLINE: _FailureKind.ValueType  # 7
     FAILURE_KIND_DRAINING: _FailureKind.ValueType  # 8
     FAILURE_KIND_INTERNAL: _FailureKind.ValueType  # 9
+    FAILURE_KIND_GRAMMAR: _FailureKind.ValueType  # 10
+    """The grammar could not be built, or exceeded its budget in the middle of an answer."""
 
 class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper): ...
 
@@ -75,6 +77,8 @@ FAILURE_KIND_NOT_FINITE: FailureKind.ValueType  # 6
 FAILURE_KIND_DEADLINE: FailureKind.ValueType  # 7
 FAILURE_KIND_DRAINING: FailureKind.ValueType  # 8
 FAILURE_KIND_INTERNAL: FailureKind.ValueType  # 9
+FAILURE_KIND_GRAMMAR: FailureKind.ValueType  # 10
+"""The grammar could not be built, or exceeded its budget in the middle of an answer."""
 Global___FailureKind: _TypeAlias = FailureKind  # noqa: Y015
 
 @_typing.final
@@ -94,6 +98,7 @@ class GenerateParams(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     BACKGROUND_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     ticket: _builtins.bytes
     """From the runtime connection of this app instance: 16 bytes. No live ticket, no admission."""
     bundle_identity: _builtins.bytes
@@ -110,6 +115,8 @@ class GenerateParams(_message.Message):
     """Name of one of the bundle's adapters, at most 64 bytes; empty: the model as it is."""
     background: _builtins.bool
     """Interactive requests come first."""
+    grammar: _builtins.str
+    """What the answer must keep to, in the matcher's text form, at most 262,144 bytes; empty: nothing."""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
@@ -134,10 +141,11 @@ class GenerateParams(_message.Message):
         deadline_ms: _builtins.int = ...,
         adapter: _builtins.str = ...,
         background: _builtins.bool = ...,
+        grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "adapter", b"adapter", "background", b"background", "bundle_identity", b"bundle_identity", "deadline_ms", b"deadline_ms", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "sampling", b"sampling", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "adapter", b"adapter", "background", b"background", "bundle_identity", b"bundle_identity", "deadline_ms", b"deadline_ms", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "sampling", b"sampling", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

@@ -1,0 +1,1 @@
+"""What an answer may look like: constraints checked and turned into the text form that the runtime executes."""
