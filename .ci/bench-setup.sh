@@ -34,7 +34,8 @@ rm -rf "$venv"
 # version's tile kernels are killed by SIGILL in their first matrix product on processors that have it.
 flags="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 [ "$(uname -m)" = x86_64 ] || flags=
-CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DCMAKE_C_FLAGS='$flags' -DCMAKE_CXX_FLAGS='$flags'" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
+CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DCMAKE_C_FLAGS='$flags' -DCMAKE_CXX_FLAGS='$flags'" \
+    CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
     "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-cache-dir --no-binary llama-cpp-python \
     $wanted > build/bench-setup.log 2>&1 || { tail -n 40 build/bench-setup.log >&2; exit 1; }
 printf '%s' "$stamp" > "$venv/stamp"

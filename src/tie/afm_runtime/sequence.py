@@ -166,7 +166,7 @@ class Sequence:
         barred = self.watch.barred
         if not barred and self.mask is None and not self._plain.rules.looks_back:
             return self._plain
-        history = self.tokens[: self.length]
+        history = self.tokens[: self.length] if self._plain.rules.looks_back else _EMPTY
         return RowSampling(self._plain.rules, self.choice, history, self.prompt_len, barred, self.mask)
 
     def follow(self, token: int) -> Stop | None:

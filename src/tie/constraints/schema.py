@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from tie.catalog import strict_json
 from tie.catalog.errors import BundleRejected
@@ -50,9 +50,12 @@ class _Reader:
             raise BadConstraint(where, "is no schema: neither an object nor true nor false")
         kept = {key: value for key, value in node.items() if self._is_kept(key, value, where, depth)}
         self._check_values(kept, where)
-        for key, place, child in children(kept):
+        for (key, at), place, child in children(kept):
             found = self.schema(child, f"{where}.{place}", depth + 1)
-            _put(kept, key, child, found)
+            if at is None:
+                kept[key] = found
+            else:
+                kept[key][at] = found
         return kept
 
     def _is_kept(self, key: str, value: Any, where: str, depth: int) -> bool:
@@ -123,15 +126,3 @@ def children(node: dict[str, Any]) -> Iterator[tuple[tuple[str, Any], str, Any]]
     for key in keywords.MAPS:
         for index, (name, child) in enumerate(list(node.get(key, {}).items())):
             yield (key, name), f"{key}[{index}]", child
-
-
-def _put(node: dict[str, Any], member: tuple[str, Any], before: Any, after: Schema) -> None:
-    if after is before:
-        return
-    key, at = member
-    if at is None:
-        node[key] = after
-        return
-    # The caller's own list or object is never changed.
-    node[key] = list(node[key]) if isinstance(node[key], list) else dict(node[key])
-    cast("Any", node[key])[at] = after

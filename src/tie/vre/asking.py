@@ -92,13 +92,14 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     """The prompt, the file's text, or both with an empty line between. Raises InvalidRequest."""
     parts = [prompt] if prompt is not None else []
     if file is not None:
-        parts.append(_read_file(file))
+        parts.append(read_file("prompt", file))
     if not parts:
         raise InvalidRequest("prompt", "is missing: give PROMPT or --file")
     return "\n\n".join(parts)
 
 
-def _read_file(file: Path) -> str:
+def read_file(where: str, file: Path) -> str:
+    """A file's text, or that of standard input for -. Raises InvalidRequest."""
     try:
         if str(file) == "-":
             data = sys.stdin.buffer.read(MAX_PROMPT_FILE_BYTES + 1)
@@ -106,13 +107,13 @@ def _read_file(file: Path) -> str:
             with file.open("rb") as opened:
                 data = opened.read(MAX_PROMPT_FILE_BYTES + 1)
     except OSError as error:
-        raise InvalidRequest("prompt", f"the file cannot be read: {error.strerror}") from error
+        raise InvalidRequest(where, f"the file cannot be read: {error.strerror}") from error
     if len(data) > MAX_PROMPT_FILE_BYTES:
-        raise InvalidRequest("prompt", f"the file is longer than {MAX_PROMPT_FILE_BYTES} bytes")
+        raise InvalidRequest(where, f"the file is longer than {MAX_PROMPT_FILE_BYTES} bytes")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidRequest("prompt", f"the file is not UTF-8 at byte {error.start}") from None
+        raise InvalidRequest(where, f"the file is not UTF-8 at byte {error.start}") from None
 
 
 def note(line: str) -> None:

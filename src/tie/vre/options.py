@@ -12,6 +12,7 @@ import typer
 
 from tie.api.inference.v1 import inference_pb2
 from tie.contracts.errors import InvalidRequest
+from tie.vre.asking import read_file
 from tie.vre.client import ANSWER_DEADLINE_S
 from tie.vre.locate import Target, locate
 from tie.vre.request import Sampling
@@ -123,7 +124,7 @@ class ConstraintOptions:
     def constraint(self) -> inference_pb2.Constraint | None:
         """Raises InvalidRequest."""
         files = {"json_schema": self.json_schema, "gbnf": self.gbnf, "lark": self.lark}
-        given = {name: _file_text(name, path) for name, path in files.items() if path is not None}
+        given = {name: read_file(f"constraint.{name}", path) for name, path in files.items() if path is not None}
         if self.regex is not None:
             given["regex"] = self.regex
         if len(given) + bool(self.choice) > 1:
@@ -134,13 +135,6 @@ class ConstraintOptions:
         for name, text in given.items():
             setattr(constraint, name, text)
         return constraint if given else None
-
-
-def _file_text(name: str, path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise InvalidRequest(f"--{name.replace('_', '-')}", "is no readable file of UTF-8 text") from None
 
 
 def _biases(entries: list[str] | None) -> dict[int, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,9 +76,9 @@ def test_an_answer_ends_with_its_grammar_and_holds_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("options", [{"min_tokens": 20}, {"ending_ids": ()}])
-def test_a_complete_answer_ends_whatever_would_go_on(options: dict[str, object]) -> None:
+def test_a_complete_answer_ends_whatever_would_go_on(options: dict[str, Any]) -> None:
     harness = Harness()
-    answer = harness.submit([NEVER_ENDS], max_tokens=50, matcher=matcher("true"), **options)  # type: ignore[arg-type]
+    answer = harness.submit([NEVER_ENDS], max_tokens=50, matcher=matcher("true"), **options)
     harness.run(answer)
     assert (text(answer), answer.reason) == ("true", "GRAMMAR")
 
@@ -105,7 +106,9 @@ def test_a_fault_in_the_middle_ends_its_own_request_alone() -> None:
     broken = matcher("abc")
     mate, bad = harness.submit([NEVER_ENDS], max_tokens=5), harness.submit([NEVER_ENDS], matcher=broken)
     harness.step()
-    bad.request.sequences[0].matcher._matcher.consume_token(FIRST)  # type: ignore[union-attr]
+    follower = bad.request.sequences[0].matcher
+    assert follower is not None
+    follower._matcher.consume_token(FIRST)
     harness.run(mate, bad)
     assert bad.kind == "GRAMMAR"
     assert mate.tokens == {0: [5] * 5}
@@ -122,14 +125,14 @@ def test_a_grammar_that_could_not_be_built_is_answered_at_once() -> None:
 
 def test_choices_and_what_was_preempted_keep_to_their_own_place() -> None:
     pattern = "(ab|cd|ef){8}"
-    options = {"choices": 3, "max_tokens": 17, "temperature": 1.0, "seed": 3}
+    options: dict[str, Any] = {"choices": 3, "max_tokens": 17, "temperature": 1.0, "seed": 3}
     harness = Harness()
-    alone = harness.submit([30] * 9, matcher=matcher(pattern), **options)  # type: ignore[arg-type]
+    alone = harness.submit([30] * 9, matcher=matcher(pattern), **options)
     harness.run(alone)
     assert len({text(alone, choice) for choice in range(3)}) == 3
     tight = Harness(17)
     older = tight.submit([NEVER_ENDS], max_tokens=60)
-    answer = tight.submit([30] * 9, matcher=matcher(pattern), **options)  # type: ignore[arg-type]
+    answer = tight.submit([30] * 9, matcher=matcher(pattern), **options)
     tight.run(older, answer)
     assert tight.scheduler.preempted
     assert answer.tokens == alone.tokens

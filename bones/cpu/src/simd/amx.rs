@@ -15,10 +15,6 @@ use std::marker::PhantomData;
 
 /// Most rows of a tile of activations.
 pub const ROWS: usize = 16;
-/// Words of a row of a whole tile.
-pub const WHOLE: usize = 16;
-/// Sums that a product of bfloat16 keeps in flight.
-pub const CHAINS: usize = 2;
 /// Most tiles that one sum adds up.
 pub const MOST: usize = 8;
 /// Bytes between what is multiplied and what is fetched from memory meanwhile.

@@ -16,7 +16,7 @@ mod avx512;
 mod math;
 mod portable;
 
-pub use amx::{Amx, CHAINS, Shaped, Unit, WHOLE};
+pub use amx::{Amx, Shaped, Unit};
 pub use math::{exp, sigmoid, tanh};
 pub use portable::{f16_to_f32, to_bf16};
 
@@ -25,6 +25,11 @@ pub const ISA_VARIABLE: &str = "BONES_ISA";
 
 /// Lanes of a vector.
 pub const LANES: usize = 16;
+
+/// Words of a row of a matrix unit's whole tile.
+pub const WHOLE: usize = 16;
+/// Sums that a matrix unit's product of bfloat16 keeps in flight.
+pub const CHAINS: usize = 2;
 
 /// A word of four bytes for each lane, as packed weights and the cache store them: one f32, two bf16 or four bytes.
 pub type Words = [u8; 4 * LANES];

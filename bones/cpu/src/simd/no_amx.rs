@@ -2,18 +2,17 @@
 
 use super::{LANES, Words};
 
-/// Words of a row of a whole tile.
-pub const WHOLE: usize = 16;
-/// Sums that a product of bfloat16 keeps in flight.
-pub const CHAINS: usize = 2;
+/// Kept private: what others can see to be never made, the compiler would not let them write code for.
+#[derive(Clone, Copy)]
+enum Never {}
 
 /// Never made.
 #[derive(Clone, Copy)]
-pub enum Amx {}
+pub struct Amx(Never);
 /// Never made.
-pub enum Unit {}
+pub struct Unit(Never);
 /// Never made.
-pub enum Shaped {}
+pub struct Shaped(Never);
 
 impl Amx {
     /// None.
@@ -23,36 +22,35 @@ impl Amx {
 
     /// There is none to take.
     pub fn unit(self) -> Unit {
-        match self {}
+        match self.0 {}
     }
 }
 
 impl Unit {
     /// There is none to shape.
     pub fn of_rows(&mut self, _: usize) -> &mut Shaped {
-        match *self {}
+        match self.0 {}
     }
 }
 
-#[allow(clippy::unused_self)]
 impl Shaped {
     /// There is none to use.
     pub fn spin(&mut self, _: usize) {
-        match *self {}
+        match self.0 {}
     }
 
     /// There is none to use.
     pub fn pairs<const TILES: usize>(&mut self, _: [&[u32]; TILES], _: &[Words], _: &mut [[f32; LANES]]) {
-        match *self {}
+        match self.0 {}
     }
 
     /// There is none to use.
     pub fn scores(&mut self, _: &[u32], _: &[&[Words]], _: &mut [[f32; LANES]], _: usize) {
-        match *self {}
+        match self.0 {}
     }
 
     /// There is none to use.
     pub fn weigh(&mut self, _: &[u32], _: &[&[Words]], _: usize, _: &mut [[f32; LANES]], _: usize) {
-        match *self {}
+        match self.0 {}
     }
 }

@@ -1,7 +1,7 @@
 //! Tiles of queries by cached keys, and of shares by cached values.
 
-use super::{MOST, ROW_BYTES, Shaped, WHOLE};
-use crate::simd::{LANES, Words};
+use super::{MOST, ROW_BYTES, Shaped};
+use crate::simd::{LANES, WHOLE, Words};
 use std::arch::asm;
 
 /// Panels and dimensions that are multiplied together.

@@ -1,7 +1,7 @@
 //! Tiles of activations by panels of weights.
 
-use super::{AHEAD, CHAINS, ROW_BYTES, Shaped, WHOLE};
-use crate::simd::{LANES, Words};
+use super::{AHEAD, ROW_BYTES, Shaped};
+use crate::simd::{CHAINS, LANES, WHOLE, Words};
 use std::arch::asm;
 
 // SAFETY of the assembly below: a `Shaped` is lent by this thread's only `Unit`, so the instructions exist and registers
