@@ -77,6 +77,14 @@ pub struct Batch {
     pub poison: Option<(usize, f32)>,
 }
 
+/// What of a batch belongs to the second half of its step; fields as there.
+pub(crate) struct ToSample {
+    pub sample: Vec<bool>,
+    pub sampling: Vec<Option<Arc<Sampling>>>,
+    pub want_logits: WantLogits,
+    pub poison: Option<(usize, f32)>,
+}
+
 /// What an engine can take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -139,9 +147,13 @@ impl RowPlan {
 }
 
 impl Batch {
-    /// The mask of one row.
-    pub fn allowed(&self, row: usize, vocab_size: usize) -> Option<&[u32]> {
-        let words = vocab_size.div_ceil(32);
-        self.allowed_mask.as_ref().map(|mask| &mask[row * words..(row + 1) * words])
+    /// What is kept of it until it is sampled.
+    pub(crate) fn to_sample(&self) -> ToSample {
+        ToSample {
+            sample: self.sample.clone(),
+            sampling: self.sampling.clone(),
+            want_logits: self.want_logits,
+            poison: self.poison,
+        }
     }
 }

@@ -63,6 +63,13 @@ impl<B: Backend> Workspace<B> {
     }
 }
 
+impl<B: Backend> Workspace<B> {
+    /// What the last [`Decoder::head`] left on the sampling rank.
+    pub fn logits(&mut self) -> &mut B::Tensor {
+        &mut self.logits
+    }
+}
+
 impl<B: Backend> Decoder<B> {
     /// Uploads a rank's share of a model.
     pub fn load(backend: &B, model: &Model, shard: &Shard) -> Result<Self, B::Error> {
@@ -120,13 +127,8 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Logits of the given tokens, which the sampling rank gets; nothing to do before the last stage.
-    pub fn head<'a>(
-        &self,
-        backend: &B,
-        rows: &[u32],
-        work: &'a mut Workspace<B>,
-    ) -> Result<Option<&'a mut B::Tensor>, B::Error> {
-        let Some((norm, head)) = &self.end else { return Ok(None) };
+    pub fn head(&self, backend: &B, rows: &[u32], work: &mut Workspace<B>) -> Result<(), B::Error> {
+        let Some((norm, head)) = &self.end else { return Ok(()) };
         let is_split = self.place.tensor_ranks > 1;
         backend.resize(&mut work.last, rows.len())?;
         backend.gather(&work.x, rows, &mut work.last)?;
@@ -142,6 +144,6 @@ impl<B: Backend> Decoder<B> {
             }
             backend.gather_columns(&work.part, &mut work.logits)?;
         }
-        Ok(self.place.is_sampler().then_some(&mut work.logits))
+        Ok(())
     }
 }

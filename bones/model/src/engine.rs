@@ -1,7 +1,7 @@
 //! One model and its cache over one or many ranks: executes batches.
 
 use crate::backend::{Backend, CacheShape, KvDtype};
-use crate::batch::{Batch, BatchError, Limits};
+use crate::batch::{Batch, BatchError, Limits, ToSample};
 use crate::crew::Crew;
 use crate::exchange::Link;
 use crate::model::Model;
@@ -92,6 +92,8 @@ pub struct Engine<B: Backend> {
     pub(crate) block_bytes: Vec<usize>,
     /// The rank that samples.
     sampler: usize,
+    /// What was advanced and not yet sampled.
+    advanced: Option<(ToSample, Arc<Work>)>,
 }
 
 impl<E> EngineError<E> {
@@ -127,7 +129,7 @@ impl<B: Backend> Engine<B> {
             ranks.push((link, rank));
         }
         let block_bytes = ranks.iter().map(|(_, rank)| rank.block_bytes()).collect();
-        Ok(Self { crew: Crew::start(ranks)?, limits, block_bytes, sampler: (pipeline - 1) * tensor })
+        Ok(Self { crew: Crew::start(ranks)?, limits, block_bytes, sampler: (pipeline - 1) * tensor, advanced: None })
     }
 
     /// Bytes of one block in [`Self::read_blocks`]: every rank's, in their order.
@@ -137,14 +139,52 @@ impl<B: Backend> Engine<B> {
 
     /// Executes one step: advances every row, then samples those that ask for it.
     pub fn forward(&mut self, batch: &Batch) -> Result<Outcome, EngineError<B::Error>> {
-        let work = Arc::new(Work::new(batch, batch.plan(&self.limits)?));
-        let mut finish = Some(Finish::new(batch, &work, &self.limits));
-        let answers = self.crew.run(|rank| {
-            let (work, finish) = (Arc::clone(&work), finish.take_if(|_| rank == self.sampler));
-            move |rank: &mut Rank<B>| rank.step(&work, finish)
-        })?;
-        Ok(outcome(batch, answers.into_iter().flatten().next()))
+        self.compute(batch)?;
+        self.sample(batch.allowed_mask.as_deref())
     }
+
+    /// The first half of a step: advances every row. Its mask may be found meanwhile: it belongs to [`Self::sample`].
+    pub fn advance(&mut self, batch: &Batch) -> Result<(), EngineError<B::Error>> {
+        if batch.allowed_mask.is_some() {
+            return Err(argument("allowed_mask", "belongs to the call that samples"));
+        }
+        self.compute(batch)
+    }
+
+    /// The second half: samples, under a mask of the shape of [`Batch::allowed_mask`].
+    pub fn sample(&mut self, allowed: Option<&[u32]>) -> Result<Outcome, EngineError<B::Error>> {
+        let Some((batch, work)) = self.advanced.take() else {
+            return Err(argument("sample", "follows a step that was advanced, once"));
+        };
+        let words = batch.sample.len() * self.limits.vocab_size.div_ceil(32);
+        if allowed.is_some_and(|mask| mask.len() != words) {
+            return Err(argument("allowed_mask", format!("must have {words} words")));
+        }
+        let mut finish = (!work.wanted.is_empty()).then(|| Finish::new(&batch, &work, &self.limits, allowed));
+        if finish.is_none() {
+            return Ok(outcome(&batch, None));
+        }
+        let answers = self.crew.run(|rank| {
+            let finish = finish.take_if(|_| rank == self.sampler);
+            move |rank: &mut Rank<B>| finish.map(|finish| rank.finish(finish)).transpose()
+        })?;
+        Ok(outcome(&batch, answers.into_iter().flatten().next()))
+    }
+
+    fn compute(&mut self, batch: &Batch) -> Result<(), EngineError<B::Error>> {
+        self.advanced = None;
+        let work = Arc::new(Work::new(batch, batch.plan(&self.limits)?));
+        self.crew.run(|_| {
+            let work = Arc::clone(&work);
+            move |rank: &mut Rank<B>| rank.advance(&work)
+        })?;
+        self.advanced = Some((batch.to_sample(), work));
+        Ok(())
+    }
+}
+
+fn argument<E>(field: &'static str, fault: impl Into<String>) -> EngineError<E> {
+    EngineError::Argument { field, fault: fault.into() }
 }
 
 fn limits<E>(model: &Model, options: &EngineOptions) -> Result<Limits, EngineError<E>> {
@@ -152,7 +192,7 @@ fn limits<E>(model: &Model, options: &EngineOptions) -> Result<Limits, EngineErr
     for (field, value, high) in [("block_count", block_count, 1 << 24), ("block_size_tokens", block_size_tokens, 1024)]
     {
         if !(1..=high).contains(&value) {
-            return Err(EngineError::Argument { field, fault: format!("is {value}, must be 1 to {high}") });
+            return Err(argument(field, format!("is {value}, must be 1 to {high}")));
         }
     }
     Ok(Limits {
@@ -165,7 +205,7 @@ fn limits<E>(model: &Model, options: &EngineOptions) -> Result<Limits, EngineErr
     })
 }
 
-fn outcome(batch: &Batch, finished: Option<Finished>) -> Outcome {
+fn outcome(batch: &ToSample, finished: Option<Finished>) -> Outcome {
     let rows = batch.sample.len();
     let mut outcome = Outcome { tokens: vec![-1; rows], errors: Vec::new(), logprobs: vec![None; rows], logits: None };
     let Some(Finished { drawn, logits }) = finished else { return outcome };

@@ -1,7 +1,7 @@
 //! One rank: a device with its share of the model and of the cache.
 
 use crate::backend::{Backend, CacheShape, SampleRow};
-use crate::batch::{Batch, Limits, StepPlan, WantLogits};
+use crate::batch::{Batch, Limits, StepPlan, ToSample, WantLogits};
 use crate::decoder::{Decoder, Workspace};
 use crate::model::Model;
 use crate::parallel::Shard;
@@ -52,7 +52,9 @@ impl Work {
 }
 
 impl Finish {
-    pub fn new(batch: &Batch, work: &Work, limits: &Limits) -> Self {
+    /// `allowed` is the mask of [`Batch::allowed_mask`].
+    pub fn new(batch: &ToSample, work: &Work, limits: &Limits, allowed: Option<&[u32]>) -> Self {
+        let words = limits.vocab_size.div_ceil(32);
         let logits_row = |row: usize| work.wanted.binary_search(&(work.plan.rows[row].last_token() as u32)).ok();
         let sampled = (0..work.plan.rows.len()).filter(|&row| batch.sample[row]);
         let rows = sampled.filter_map(|row| {
@@ -61,7 +63,7 @@ impl Finish {
                 logits_row: logits_row(row)?,
                 position: work.plan.rows[row].context_len as u32,
                 sampling: batch.sampling[row].clone()?,
-                allowed: batch.allowed(row, limits.vocab_size).map(<[u32]>::to_vec),
+                allowed: allowed.map(|mask| mask[row * words..(row + 1) * words].to_vec()),
             })
         });
         Self {
@@ -82,26 +84,28 @@ impl<B: Backend> Rank<B> {
         })
     }
 
-    /// Executes the rank's part of a step. The sampling rank, which has `finish`, gives what came of it.
-    pub fn step(&mut self, work: &Work, finish: Option<Finish>) -> Result<Option<Finished>, B::Error> {
+    /// Executes the rank's part of a step; the sampling rank keeps the logits.
+    pub fn advance(&mut self, work: &Work) -> Result<(), B::Error> {
         let Self { backend, decoder, .. } = self;
         let step = backend.upload_step(Arc::clone(&work.plan), decoder.ropes())?;
         decoder.advance(backend, (&step, &work.plan), &mut self.work, &mut self.cache)?;
-        if work.wanted.is_empty() {
-            return Ok(None);
-        }
-        let logits = decoder.head(backend, &work.wanted, &mut self.work)?;
-        let (Some(logits), Some(finish)) = (logits, finish) else { return Ok(None) };
+        if work.wanted.is_empty() { Ok(()) } else { decoder.head(backend, &work.wanted, &mut self.work) }
+    }
+
+    /// Samples from the logits of the last [`Self::advance`], on the sampling rank.
+    pub fn finish(&mut self, finish: Finish) -> Result<Finished, B::Error> {
+        let Self { backend, work, .. } = self;
+        let logits = work.logits();
         if let Some((row, value)) = finish.poison {
             backend.poke(logits, row, 0, value)?;
         }
         let returned = finish.returns_logits.then(|| backend.download(logits)).transpose()?;
         if finish.rows.is_empty() {
-            return Ok(Some(Finished { drawn: Vec::new(), logits: returned }));
+            return Ok(Finished { drawn: Vec::new(), logits: returned });
         }
         let mut samples = backend.upload_samples(finish.rows)?;
         backend.sample(logits, &mut samples)?;
-        Ok(Some(Finished { drawn: backend.download_samples(samples)?, logits: returned }))
+        Ok(Finished { drawn: backend.download_samples(samples)?, logits: returned })
     }
 
     pub fn block_bytes(&self) -> usize {

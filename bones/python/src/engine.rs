@@ -1,5 +1,6 @@
 //! A model with a cache and threads.
 
+use crate::arrays::shaped;
 use crate::batch::Batch;
 use crate::errors::{batch, bones, engine, guarded};
 use crate::model::Model;
@@ -112,6 +113,20 @@ impl Engine {
     #[pyo3(signature = (batch, /))]
     fn forward(&self, py: Python<'_>, batch: &Batch) -> PyResult<Outcome> {
         let given = self.guarded(py, "forward", |executor| executor.forward(&batch.0).map_err(engine))?;
+        Outcome::new(py, given, self.vocab_size)
+    }
+
+    /// The first half of a step.
+    #[pyo3(signature = (batch, /))]
+    fn advance(&self, py: Python<'_>, batch: &Batch) -> PyResult<()> {
+        self.guarded(py, "advance", |executor| executor.advance(&batch.0).map_err(engine))
+    }
+
+    /// The second half.
+    #[pyo3(signature = (allowed_mask = None))]
+    fn sample(&self, py: Python<'_>, allowed_mask: Option<&Bound<'_, PyAny>>) -> PyResult<Outcome> {
+        let mask: Option<Vec<u32>> = allowed_mask.map(|mask| shaped("allowed_mask", mask, 2)).transpose()?;
+        let given = self.guarded(py, "sample", |executor| executor.sample(mask.as_deref()).map_err(engine))?;
         Outcome::new(py, given, self.vocab_size)
     }
 

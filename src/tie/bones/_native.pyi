@@ -201,6 +201,18 @@ class Engine:
     def forward(self, batch: Batch, /) -> Outcome:
         """Executes one step; the GIL is free meanwhile. Raises BatchError before anything is changed, or BonesError."""
 
+    def advance(self, batch: Batch, /) -> None:
+        """The first half of `forward`, for a batch without mask: advances the rows and keeps the logits.
+
+        The mask may be found meanwhile. Raises as `forward` does.
+        """
+
+    def sample(self, allowed_mask: NDArray[np.uint32] | None = None) -> Outcome:
+        """The second half, once: samples what was advanced last, under a mask of the shape of `Batch`'s.
+
+        Raises BatchError when nothing was advanced or the mask has another shape.
+        """
+
     def zero_blocks(self, ids: Sequence[int], /) -> None:
         """Zeroes blocks."""
 

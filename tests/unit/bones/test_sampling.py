@@ -78,6 +78,30 @@ def test_an_empty_mask_is_that_rows_fault(model: Model) -> None:
     assert (found.tokens[[0, 2]] >= 0).all()
 
 
+def test_a_half_of_a_step_out_of_its_place_is_refused(model: Model) -> None:
+    run = driver(model)
+    masked = run.batch([Chunk(0, [1])], allowed_mask=np.zeros((1, 3), np.uint32))
+    with pytest.raises(BatchError, match="sample follows a step that was advanced, once"):
+        run.engine.sample()
+    with pytest.raises(BatchError, match="allowed_mask belongs to the call that samples"):
+        run.engine.advance(masked)
+    run.engine.advance(run.batch([Chunk(1, [1])]))
+    for wrong in (np.zeros((2, 3), np.uint32), np.zeros((1, 3), np.int32), np.zeros(3, np.uint32)):
+        with pytest.raises(BatchError, match="allowed_mask"):
+            run.engine.sample(wrong)  # type: ignore[arg-type]
+        run.engine.advance(run.batch([Chunk(2, [1])]))
+
+
+def test_a_mask_may_come_when_the_rows_have_been_advanced(model: Model) -> None:
+    mask = np.zeros((2, 3), np.uint32)
+    mask[:, 1] = 0b1010
+    chunks = [Chunk(0, [3, 4]), Chunk(1, [5])]
+    whole = driver(model).step(chunks, allowed_mask=mask)
+    run = driver(model)
+    run.engine.advance(run.batch(chunks))
+    assert run.engine.sample(mask).tokens.tolist() == whole.tokens.tolist()
+
+
 def test_a_masked_token_is_never_drawn(model: Model) -> None:
     mask = np.zeros((1, 3), np.uint32)
     mask[0, 1] = 0b1010
