@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from tie.afm_runtime.forwarding import NO_ADAPTER, Logprobs, RowSampling, Step, StepOutcome
+from tie.afm_runtime.forwarding import NO_ADAPTER, Logprobs, Mask, RowSampling, Step, StepOutcome
 from tie.afm_runtime.intake import Serves
 from tie.afm_runtime.scheduling.limits import Limits
 from tie.afm_runtime.serving import Attached
@@ -49,8 +49,9 @@ class ScriptedEngine:
         self.on_step = on_step
         self.steps = 0
         self.rows = 0
+        self._advanced: tuple[Step, list[list[int]]] | None = None
 
-    def forward(self, step: Step) -> StepOutcome:
+    def advance(self, step: Step) -> None:
         if self.on_step is not None:
             self.on_step(step)
         self.steps += 1
@@ -60,13 +61,18 @@ class ScriptedEngine:
             raise RuntimeError("scripted")
         if any(context[0] == SLOW for context in contexts):
             time.sleep(0.01)
+        self._advanced = step, contexts
+
+    def sample(self, masks: Sequence[Mask | None]) -> StepOutcome:
+        assert self._advanced is not None, "sampled once, after it was advanced"
+        (step, contexts), self._advanced = self._advanced, None
         adapters = _adapters(step)
         tokens, failed = [], []
         logprobs: list[Logprobs | None] = []
-        for row, (context, sampling) in enumerate(zip(contexts, step.sampling, strict=True)):
+        for row, (context, sampling, mask) in enumerate(zip(contexts, step.sampling, masks, strict=True)):
             assert (sampling is not None) == bool(step.sample[row])
             bad = context[0] == NOT_FINITE and sampling is not None
-            token = -1 if sampling is None or bad else allowed_token(context, sampling, adapters[row])
+            token = -1 if sampling is None or bad else allowed_token(context, sampling, mask, adapters[row])
             failed += [row] if bad else []
             tokens.append(token)
             wants = sampling is not None and sampling.rules.logprobs is not None and not bad
@@ -102,12 +108,12 @@ def _adapters(step: Step) -> list[int]:
     return found
 
 
-def allowed_token(context: Sequence[int], sampling: RowSampling, adapter: int) -> int:
+def allowed_token(context: Sequence[int], sampling: RowSampling, mask: Mask | None, adapter: int) -> int:
     """What it wants, or any id that its grammar allows: a model that cares for no grammar."""
     wanted = next_token(context, sampling, adapter)
-    if sampling.allowed is None:
+    if mask is None:
         return wanted
-    bits = np.unpackbits(sampling.allowed.view(np.uint8), bitorder="little")
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
     allowed = [int(token) for token in np.flatnonzero(bits)]
     ids = [token for token in allowed if token not in sampling.barred] or allowed
     return wanted if wanted in ids else ids[wanted % len(ids)]

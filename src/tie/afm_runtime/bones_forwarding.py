@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tie import bones
-from tie.afm_runtime.forwarding import Ids, Logprobs, RowSampling, SamplingRules, Step, StepOutcome
+from tie.afm_runtime.forwarding import Ids, Logprobs, Mask, RowSampling, SamplingRules, Step, StepOutcome
 from tie.catalog.description import BundleDescription
 
 
@@ -37,6 +37,7 @@ class BonesForwarding:
             threads=threads,
         )
         self._vocab_size = described.model.vocab_size
+        self._sampling: Sequence[RowSampling | None] = ()
 
     def warm(self) -> None:
         """One block of prompt and one token: reads every weight, so that the first request waits for no page fault.
@@ -50,7 +51,7 @@ class BonesForwarding:
 
     def _warm(self, lengths: Sequence[int], adapters: Ids | None) -> None:
         rows = len(lengths)
-        self.forward(
+        self.advance(
             Step(
                 token_ids=np.zeros(sum(lengths), np.int32),
                 query_lens=np.array(lengths, np.int32),
@@ -62,10 +63,12 @@ class BonesForwarding:
                 adapters=adapters,
             )
         )
+        self.sample([None] * rows)
         self.zero_blocks(range(rows))
 
-    def forward(self, step: Step) -> StepOutcome:
-        outcome = self._engine.forward(
+    def advance(self, step: Step) -> None:
+        self._sampling = step.sampling
+        self._engine.advance(
             bones.Batch(
                 token_ids=step.token_ids,
                 query_lens=step.query_lens,
@@ -74,35 +77,37 @@ class BonesForwarding:
                 block_table_offsets=step.block_table_offsets,
                 sample=step.sample,
                 sampling=[None if sampling is None else _sampling(sampling) for sampling in step.sampling],
-                allowed_mask=self._allowed(step.sampling),
                 adapters=step.adapters,
             )
         )
+
+    def sample(self, masks: Sequence[Mask | None]) -> StepOutcome:
+        outcome = self._engine.sample(self._allowed(masks))
         logprobs = [None if found is None else _logprobs(found) for found in outcome.logprobs]
         return StepOutcome(outcome.tokens.tolist(), [row for row, _ in outcome.errors], logprobs)
 
     def zero_blocks(self, blocks: Sequence[int]) -> None:
         self._engine.zero_blocks(list(blocks))
 
-    def _allowed(self, sampling: Sequence[RowSampling | None]) -> NDArray[np.uint32] | None:
+    def _allowed(self, masks: Sequence[Mask | None]) -> NDArray[np.uint32] | None:
         """A bit for each token of each row: what its grammar allows, without the barred ones unless only they are left.
 
         None when no row forbids any.
         """
-        if not any(row is not None and (row.barred or row.allowed is not None) for row in sampling):
+        rows = list(zip(self._sampling, masks, strict=True))
+        if not any(row is not None and (row.barred or mask is not None) for row, mask in rows):
             return None
-        mask = np.full((len(sampling), -(-self._vocab_size // 32)), 0xFFFFFFFF, np.uint32)
-        for index, row in enumerate(sampling):
-            if row is None:
-                continue
-            if row.allowed is not None:
-                mask[index] = row.allowed
-            left = mask[index].copy()
-            for token in row.barred:
-                left[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
-            if row.allowed is None or left.any():
-                mask[index] = left
-        return mask
+        allowed = np.full((len(rows), -(-self._vocab_size // 32)), 0xFFFFFFFF, np.uint32)
+        for index, (row, mask) in enumerate(rows):
+            if mask is not None:
+                allowed[index] = mask
+            if row is not None and row.barred:
+                left = allowed[index].copy()
+                for token in row.barred:
+                    left[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
+                if mask is None or left.any():
+                    allowed[index] = left
+        return allowed
 
 
 def _sampling(row: RowSampling) -> bones.Sampling:

@@ -1,5 +1,6 @@
 """The engine loop: one thread, one inbox, one forward pass a step. Only it touches sequences and blocks.
 
+A step is planned, advanced through the model while grammars say what they allow, sampled, and delivered.
 What fails, fails narrowly: a row whose logits are unusable ends its own request; a step that raises ends the requests
 that were running and the loop goes on with a checked pool; a pool that does not add up ends the process (`on_suspect`),
 because then nobody can say whose block is whose.
@@ -12,11 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-import numpy as np
-
+from tie.afm_runtime.batching import step_of
 from tie.afm_runtime.decoding.grammar import GrammarFault
+from tie.afm_runtime.decoding.masking import Found, Masking
 from tie.afm_runtime.decoding.stops import Reason, Stop
-from tie.afm_runtime.forwarding import NO_ADAPTER, Forwarding, Ids, Step, StepOutcome
+from tie.afm_runtime.forwarding import Forwarding, StepOutcome
+from tie.afm_runtime.meters import Lap, Meters
 from tie.afm_runtime.paging.pool import PoolCorrupt
 from tie.afm_runtime.scheduling.dealing import Row
 from tie.afm_runtime.scheduling.scheduler import QueueFull, Scheduler
@@ -27,6 +29,10 @@ from tie.servicekit import logs
 MAX_FAILED_STEPS: Final = 3
 """In a row; after them the model itself is taken for broken."""
 IDLE_WAIT_S: Final = 1.0
+STALL_S: Final = 30.0
+"""How long a reader may take nothing, once as much waits for it as is kept (`sequence.MOST_UNREAD`)."""
+STALL_WANTED_S: Final = 5.0
+"""As much, when other requests wait for the blocks."""
 
 _REASONS: Final = {
     Reason.STOP_TOKEN: afm_pb2.FINISH_REASON_STOP_TOKEN,
@@ -44,24 +50,37 @@ class _Abort(NamedTuple):
     request: Request
 
 
+class _Read(NamedTuple):
+    request: Request
+    tokens: int
+
+
 class _Stop(NamedTuple):
     pass
 
 
 class Engine:
-    """`submit`, `abort` and `stop` may be called from any thread; `run` is the thread."""
+    """`submit`, `abort`, `read` and `stop` may be called from any thread; `run` is the thread."""
 
     def __init__(
-        self, forwarding: Forwarding, scheduler: Scheduler, flush: Callable[[], None], on_suspect: Callable[[], None]
+        self,
+        forwarding: Forwarding,
+        scheduler: Scheduler,
+        flush: Callable[[], None],
+        on_suspect: Callable[[], None],
+        meters: Meters | None = None,
     ) -> None:
         self._forwarding = forwarding
         self._scheduler = scheduler
         self._flush = flush
         self._on_suspect = on_suspect
-        self._inbox: queue.SimpleQueue[_Submit | _Abort | _Stop] = queue.SimpleQueue()
+        self._meters = meters or Meters()
+        self._masking = Masking()
+        self._inbox: queue.SimpleQueue[_Submit | _Abort | _Read | _Stop] = queue.SimpleQueue()
         self._failed_steps = 0
-        self._next_deadline = float("inf")
+        self._next_look = float("inf")
         self._is_checked = True
+        self._is_idle = True
         self._log = logs.logger()
 
     def submit(self, request: Request) -> None:
@@ -70,6 +89,10 @@ class Engine:
     def abort(self, request: Request) -> None:
         """Ends it as cancelled; without effect when it has ended."""
         self._inbox.put(_Abort(request))
+
+    def read(self, request: Request, tokens: int) -> None:
+        """Its reader has taken so many of its tokens by now; fewer than before says nothing new."""
+        self._inbox.put(_Read(request, tokens))
 
     def stop(self) -> None:
         """Ends the loop after the present step; what still runs is answered as draining."""
@@ -86,42 +109,59 @@ class Engine:
             reason = str(error) if isinstance(error, PoolCorrupt) else "unexpected"
             self._log.error("engine.suspect", reason=reason, **logs.failure_place(error))
             self._on_suspect()
+        finally:
+            self._masking.close()
 
     def step(self) -> None:
         """One forward pass over what the scheduler plans; nothing when nothing runs."""
-        if time.monotonic() >= self._next_deadline:
+        if time.monotonic() >= self._next_look:
             self._end_overdue()
-        rows = self._constrained(self._scheduler.plan())
+        lap = Lap()
+        rows = self._scheduler.plan()
+        self._is_idle = not rows
         if rows:
             self._is_checked = False
-            try:
-                outcome = self._forwarding.forward(_step_of(rows))
-            except Exception as error:  # the edge of a step: whatever the model raises, other requests go on
-                self._fail_step(rows, error)
-            else:
-                self._failed_steps = 0
-                self._apply(rows, outcome)
+            self._run(rows, lap)
+            self._meters.deliver_s += lap()
         elif not self._is_checked:
             self._scheduler.check()
             self._is_checked = True
         self._flush()
 
-    def _constrained(self, rows: list[Row]) -> list[Row]:
-        """Finds what grammars allow the rows that sample; a request whose grammar fails there is ended."""
-        for row in rows:
-            if row.samples and row.sequence.request.state is not State.ENDED:
-                try:
-                    row.sequence.constrain()
-                except GrammarFault:
-                    self._fail_grammar(row.sequence.request)
-        return [row for row in rows if row.sequence.request.state is not State.ENDED]
+    def _run(self, rows: list[Row], lap: Lap) -> None:
+        try:
+            found, outcome = self._forward(rows, lap)
+        except Exception as error:  # the edge of a step: whatever the model raises, other requests go on
+            self._fail_step(rows, error)
+        else:
+            self._failed_steps = 0
+            self._apply(rows, found, outcome)
+
+    def _forward(self, rows: list[Row], lap: Lap) -> tuple[Found, StepOutcome]:
+        """What grammars allow is found while the model advances."""
+        meters = self._meters
+        meters.count_rows(len(rows))
+        step = step_of(rows)
+        self._masking.begin([row.sequence.matcher if row.samples else None for row in rows])
+        meters.plan_s += lap()
+        try:
+            self._forwarding.advance(step)
+        finally:
+            meters.model_s += lap()
+            found = self._masking.take()
+            meters.mask_wait_s += lap()
+        meters.count_masks(found.seconds)
+        outcome = self._forwarding.sample(found.masks)
+        meters.model_s += lap()
+        return found, outcome
 
     def take_messages(self, wait_s: float) -> bool:
         """Applies what lies in the inbox, waiting for a first message only when there is nothing to run.
 
         Returns after the last one, so that a step follows and its answers go out; False when told to stop.
         """
-        has_work = self._scheduler.running > 0 or self._scheduler.queued > 0 or not self._is_checked
+        has_work = not (self._is_idle and self._is_checked)
+        wait_s = min(wait_s, max(0.0, self._next_look - time.monotonic()))
         while True:
             try:
                 message = self._inbox.get(block=not has_work, timeout=None if has_work else wait_s)
@@ -133,6 +173,8 @@ class Engine:
                     self._accept(request)
                 case _Abort(request):
                     self._cancel(request)
+                case _Read(request, tokens):
+                    _note_read(request, tokens)
                 case _Stop():
                     return False
 
@@ -150,7 +192,8 @@ class Engine:
         except QueueFull:
             self._fail(request, afm_pb2.FAILURE_KIND_BUSY, f"{self._scheduler.queued} requests are waiting already")
             return
-        self._next_deadline = min(self._next_deadline, request.admitted.deadline)
+        self._meters.requests_accepted += 1
+        self._next_look = min(self._next_look, request.admitted.deadline)
 
     def _cancel(self, request: Request) -> None:
         if request.state is State.ENDED:
@@ -158,16 +201,23 @@ class Engine:
         unfinished = [sequence.choice for sequence in request.sequences if not sequence.is_finished]
         for choice in unfinished if request.sequences else range(request.admitted.choices):
             request.replies.finish(afm_pb2.Finish(choice=choice, reason=afm_pb2.FINISH_REASON_CANCELLED))
-        self._close(request, None)
+        self._meters.requests_cancelled += 1
+        self._close(request, None, "cancelled")
 
-    def _apply(self, rows: list[Row], outcome: StepOutcome) -> None:
+    def _apply(self, rows: list[Row], found: Found, outcome: StepOutcome) -> None:
         failed = {id(rows[index].sequence.request) for index in outcome.failed_rows}
-        for index, (sequence, query_len, samples) in enumerate(rows):
-            if sequence.request.state is State.ENDED:
-                continue  # an earlier row of the same request failed
+        for sequence, query_len, _ in rows:
+            # All first: a request that ends here returns the blocks of every choice, as far as they were written.
+            self._meters.tokens_computed += query_len
             sequence.computed += query_len
-            if id(sequence.request) in failed:
-                self._fail(sequence.request, afm_pb2.FAILURE_KIND_NOT_FINITE, "a row's logits leave no token to choose")
+        for index, (sequence, _, samples) in enumerate(rows):
+            request = sequence.request
+            if request.state is State.ENDED:
+                continue  # an earlier row of the same request failed
+            if index in found.faulty:
+                self._fail_grammar(request)
+            elif id(request) in failed:
+                self._fail(request, afm_pb2.FAILURE_KIND_NOT_FINITE, "a row's logits leave no token to choose")
             elif samples:
                 self._deliver(sequence, index, outcome)
 
@@ -177,6 +227,10 @@ class Engine:
             request.first_token = time.monotonic()
         request.replies.token(sequence.choice, token, outcome.logprobs[index])
         sequence.append(token)
+        request.sent += 1
+        if request.is_held and request.stalled_at is None:
+            request.stalled_at = time.monotonic()
+            self._next_look = min(self._next_look, request.stalled_at + STALL_WANTED_S)
         try:
             stop = sequence.follow(token)
         except GrammarFault:
@@ -198,23 +252,27 @@ class Engine:
         sequence.is_finished = True
         self._scheduler.end_sequence(sequence)
         if all(sibling.is_finished for sibling in request.sequences):
-            self._close(request, None)
+            self._meters.requests_finished += 1
+            self._close(request, None, "done")
 
     def _fail_grammar(self, request: Request) -> None:
         self._fail(request, afm_pb2.FAILURE_KIND_GRAMMAR, "the grammar exceeds its budget of states and steps")
 
     def _fail(self, request: Request, kind: afm_pb2.FailureKind.ValueType, message: str) -> None:
-        self._close(request, afm_pb2.Failure(kind=kind, message=message))
+        self._meters.requests_failed += 1
+        self._close(request, afm_pb2.Failure(kind=kind, message=message), afm_pb2.FailureKind.Name(kind))
 
-    def _close(self, request: Request, failure: afm_pb2.Failure | None) -> None:
+    def _close(self, request: Request, failure: afm_pb2.Failure | None, outcome: str) -> None:
         prompt, completion = len(request.admitted.prompt), request.completion_tokens
+        self._meters.prompt_tokens += prompt
+        self._meters.completion_tokens += completion
         self._scheduler.end(request)
         request.replies.close(afm_pb2.Usage(prompt=prompt, completion=completion), failure)
         request.admitted.prompt.fill(0)
         now = time.monotonic()
         self._log.info(
             "request.ended",
-            outcome=afm_pb2.FailureKind.Name(failure.kind) if failure else "done",
+            outcome=outcome,
             prompt_tokens=prompt,
             completion_tokens=completion,
             choices=request.admitted.choices,
@@ -226,6 +284,7 @@ class Engine:
 
     def _fail_step(self, rows: list[Row], error: Exception) -> None:
         self._failed_steps += 1
+        self._meters.steps_failed += 1
         self._log.error("engine.step_failed", count=self._failed_steps, **logs.failure_place(error))
         for row in rows:
             # Whatever the failed pass wrote lies within the blocks of its rows: count it as written.
@@ -238,32 +297,22 @@ class Engine:
             raise PoolCorrupt(f"{self._failed_steps} steps failed one after another")
 
     def _end_overdue(self) -> None:
+        """Ends requests past their deadline, and those whose readers stall."""
         now = time.monotonic()
-        self._next_deadline = float("inf")
+        patience = STALL_WANTED_S if self._scheduler.queued else STALL_S
+        self._next_look = float("inf")
         for request in self._scheduler.requests():
             if request.admitted.deadline <= now:
                 self._fail(request, afm_pb2.FAILURE_KIND_DEADLINE, "not finished before its deadline")
+            elif request.stalled_at is not None and request.stalled_at + patience <= now:
+                self._meters.requests_stalled += 1
+                self._fail(request, afm_pb2.FAILURE_KIND_STALLED, f"its reader took nothing for {patience:g} s")
             else:
-                self._next_deadline = min(self._next_deadline, request.admitted.deadline)
+                stall = float("inf") if request.stalled_at is None else max(now, request.stalled_at) + STALL_WANTED_S
+                self._next_look = min(self._next_look, request.admitted.deadline, stall)
 
 
-def _step_of(rows: list[Row]) -> Step:
-    sequences = [row.sequence for row in rows]
-    tables = [sequence.table for sequence in sequences]
-    offsets = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum([len(table) for table in tables], out=offsets[1:])
-    return Step(
-        token_ids=np.concatenate([s.tokens[s.computed : s.computed + query_len] for s, query_len, _ in rows]),
-        query_lens=np.array([row.query_len for row in rows], np.int32),
-        context_lens=np.array([row.sequence.computed + row.query_len for row in rows], np.int32),
-        block_tables=np.concatenate(tables),
-        block_table_offsets=offsets,
-        sample=np.array([row.samples for row in rows], np.bool_),
-        sampling=[row.sequence.sampling() if row.samples else None for row in rows],
-        adapters=_adapters_of(sequences),
-    )
-
-
-def _adapters_of(sequences: list[Sequence]) -> Ids | None:
-    adapters = [sequence.request.admitted.adapter for sequence in sequences]
-    return np.array(adapters, np.int32) if any(adapter != NO_ADAPTER for adapter in adapters) else None
+def _note_read(request: Request, tokens: int) -> None:
+    if (read := min(tokens, request.sent)) > request.read:
+        request.read = read
+        request.stalled_at = time.monotonic() if request.is_held else None

@@ -1,6 +1,7 @@
-"""The one thing that the engine loop asks of a model: one forward pass over a batch of rows.
+"""What the engine loop asks of a model: to advance a batch of rows, then to sample those that are due.
 
-`tie.bones` does it in a node (through `bones_forwarding`), a scripted double does it in tests. Arrays are flat; row r
+Two calls, because what grammars allow is found meanwhile, on other threads. `tie.bones` does it in a node (through
+`bones_forwarding`), a scripted double does it in tests. Arrays are flat; row r
 of a step has `query_lens[r]` new tokens, the last of the `context_lens[r]` that its sequence has after the step, and
 its KV lies in the blocks `block_tables[block_table_offsets[r]:block_table_offsets[r + 1]]`.
 """
@@ -15,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
+Mask = NDArray[np.uint32]
+"""What a grammar allows: bit i of word j allows token 32 j + i."""
 NO_ADAPTER: Final = -1
 
 
@@ -49,8 +52,6 @@ class RowSampling:
     prompt_len: int
     barred: frozenset[int] = frozenset()
     """Ids that must not be chosen now: those that would end the answer before min_tokens."""
-    allowed: NDArray[np.uint32] | None = None
-    """Where a grammar rules: bit i of word j allows token 32 j + i. It wins over `barred` where no other is left."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -88,8 +89,14 @@ class StepOutcome:
 class Forwarding(Protocol):
     """Called by the engine's thread only."""
 
-    def forward(self, step: Step) -> StepOutcome:
-        """Writes the rows' KV and samples where asked. An exception means that the whole step did not happen."""
+    def advance(self, step: Step) -> None:
+        """Writes the rows' KV. An exception means that the whole step did not happen."""
+
+    def sample(self, masks: Sequence[Mask | None]) -> StepOutcome:
+        """Samples where the step that was advanced last asks for it; as many masks as it has rows.
+
+        A mask wins over a row's `barred` where it leaves no other token. An exception ends the step as in `advance`.
+        """
 
     def zero_blocks(self, blocks: Sequence[int]) -> None:
         """Overwrites the KV of these blocks with zeros before returning."""

@@ -9,12 +9,14 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from tie.afm_runtime.decoding.grammar import Mask, Matcher
+from tie.afm_runtime.decoding.grammar import Matcher
 from tie.afm_runtime.decoding.stops import Reason, Stop, StopRules, StopWatch, TokenBytes
 from tie.afm_runtime.forwarding import NO_ADAPTER, Ids, Logprobs, RowSampling, SamplingRules
 from tie.api.afm.v1 import afm_pb2
 
 MOST_PREEMPTED: Final = 2
+MOST_UNREAD: Final = 1024
+"""Tokens of a request that may wait for its reader; one that stalls costs no more than that."""
 _EMPTY: Final = np.zeros(0, np.int32)
 
 
@@ -71,6 +73,17 @@ class Request:
     """Whether its grammar could not be built."""
     preempted: int = 0
     """How often it had to give its blocks back."""
+    sent: int = 0
+    """Tokens of all its choices that were handed to its reader."""
+    read: int = 0
+    """How many of them the reader says it took."""
+    stalled_at: float | None = None
+    """Since when it is held, in time.monotonic() seconds, if nothing was read meanwhile."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits for its reader: it keeps its blocks, and no step has a row of it."""
+        return self.sent - self.read >= MOST_UNREAD
 
     @property
     def is_background(self) -> bool:
@@ -99,7 +112,6 @@ class Sequence:
         "is_finished",
         "leader",
         "length",
-        "mask",
         "matcher",
         "prompt_len",
         "request",
@@ -123,7 +135,6 @@ class Sequence:
         self.is_finished = False
         self.watch = StopWatch(admitted.stops, token_bytes)
         self.matcher = None if request.matcher is None else request.matcher.copy()
-        self.mask: Mask | None = None
         self._plain = RowSampling(admitted.rules, choice, _EMPTY, self.prompt_len)
 
     @property
@@ -156,18 +167,13 @@ class Sequence:
         blocks, self.blocks, self.computed, self.leader = self.blocks, [], 0, None
         return blocks
 
-    def constrain(self) -> None:
-        """Before the step that samples: finds what the grammar allows. Raises GrammarFault."""
-        if self.matcher is not None:
-            self.mask = self.matcher.allowed()
-
     def sampling(self) -> RowSampling:
         """For the row of this step that reaches `length`."""
         barred = self.watch.barred
-        if not barred and self.mask is None and not self._plain.rules.looks_back:
+        if not barred and not self._plain.rules.looks_back:
             return self._plain
         history = self.tokens[: self.length] if self._plain.rules.looks_back else _EMPTY
-        return RowSampling(self._plain.rules, self.choice, history, self.prompt_len, barred, self.mask)
+        return RowSampling(self._plain.rules, self.choice, history, self.prompt_len, barred)
 
     def follow(self, token: int) -> Stop | None:
         """What a sampled token ends, if it ends anything: a complete answer ends whatever else would go on.

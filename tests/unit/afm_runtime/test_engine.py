@@ -30,6 +30,12 @@ def test_a_row_that_is_not_finite_ends_its_request_and_no_other() -> None:
     assert harness.pool.free == 128
 
 
+def test_a_request_that_fails_leaves_nothing_in_the_blocks_of_its_other_choices() -> None:
+    harness = Harness(8)
+    assert harness.ask([NOT_FINITE, 1, 2], choices=2, max_tokens=4).kind == "NOT_FINITE"
+    assert harness.ask([NEVER_ENDS] * 25, max_tokens=8).tokens[0] == [5] * 8, "every block was zeroed"
+
+
 def test_a_step_that_raises_ends_what_ran_in_it_and_the_next_request_succeeds() -> None:
     harness = Harness()
     mate, bad = harness.submit(PROMPT), harness.submit([RAISES])

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
-from numpy.typing import NDArray
 
 from tie.afm_runtime.decoding.stops import TokenBytes
+from tie.afm_runtime.forwarding import Mask
 from tie.constraints.budget import parser_limits
 
 if TYPE_CHECKING:
     from llguidance._tokenizer import TokenizerWrapper
 
 _WORD_BITS: Final = 32
-Mask = NDArray[np.uint32]
 
 
 class GrammarFault(Exception):
@@ -60,7 +59,7 @@ class Matcher:
         return bool(self._matcher.is_stopped())
 
     def allowed(self) -> Mask:
-        """A bit for each token that may come next: bit i of word j allows token 32 j + i. Raises GrammarFault."""
+        """What may come next; the GIL is free meanwhile. Raises GrammarFault."""
         mask = np.zeros(self._words, np.uint32)
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._check()

@@ -33,10 +33,16 @@ class Scheduler:
         self._running: list[Sequence] = []
         self.preempted = 0
         """How often a request had to give its blocks back."""
+        self.shared_tokens = 0
+        """Tokens of prompts that no step computes, since another choice of the request does."""
 
     @property
     def queued(self) -> int:
         return len(self._waiting)
+
+    @property
+    def queued_background(self) -> int:
+        return self._waiting.background
 
     @property
     def running(self) -> int:
@@ -70,7 +76,8 @@ class Scheduler:
             self._admit(self._waiting.take())
         for sequence in self._running:
             sequence.catch_up()
-        return deal((s for s in self._running if s.leader is None), self._limits.step_token_budget)
+        ready = (s for s in self._running if s.leader is None and not s.request.is_held)
+        return deal(ready, self._limits.step_token_budget)
 
     def end(self, request: Request) -> None:
         """Takes a request out, in whatever state, and returns its blocks. Ending it twice changes nothing."""
@@ -141,6 +148,7 @@ class Scheduler:
             if common:
                 self._pool.share(leader.blocks[:common])
                 sequence.share_with(leader, leader.blocks[:common], common * self._limits.block_size)
+                self.shared_tokens += sequence.common
             sequence.grow(self._pool.take(self._blocks(sequence.length) - common))
             self._running.append(sequence)
         request.state = State.RUNNING
