@@ -27,6 +27,8 @@ class AfmRuntimeConfig:
     ready_timeout_s: float = 60.0
     stop_timeout_s: float = 8.0
     model_repository: str = ""
+    control_uids: tuple[int, ...] = ()
+    """Who besides the runtime's own uid may use its control socket."""
 
     @property
     def server(self) -> Path:

@@ -45,7 +45,9 @@ def clean(paths: RunPaths) -> int:
     """Removes what a runtime of this run directory left; nothing of it may be running. Returns how many things."""
     note = paths.triton_socket.with_name(NOTE)
     gone = [path for path in SHM.glob(f"{shm_prefix(paths)}*") if _unlinked(path)]
-    gone += [path for path in (paths.triton_socket, paths.runtime_socket) if _unlinked(path)]
+    gone += [
+        path for path in (paths.triton_socket, paths.runtime_socket, paths.runtime_control_socket) if _unlinked(path)
+    ]
     for name in _noted(note):
         try:
             (TEMPORARY / name).rmdir()

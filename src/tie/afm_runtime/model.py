@@ -41,8 +41,11 @@ class TritonPythonModel:
         node = config.load(path, "node", config.NodeConfig)
         logs.configure("afm_runtime", node.log_level)
         hygiene.harden()
-        attached = self.attach(node, config.load(path, "afm_runtime", AfmRuntimeConfig))
-        self._serving = Serving(attached, node.paths.runtime_socket, admitted_uids=node.admitted_uids)
+        runtime = config.load(path, "afm_runtime", AfmRuntimeConfig)
+        attached = self.attach(node, runtime)
+        self._serving = Serving(
+            attached, node.paths, admitted_uids=node.admitted_uids, control_uids=runtime.control_uids
+        )
         self._serving.start()
         logs.logger().info("afm_runtime.attached", block_count=attached.block_count)
 

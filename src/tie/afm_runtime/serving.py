@@ -10,19 +10,20 @@ import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tie.afm_runtime import intake
+from tie.afm_runtime.control import ControlServer
 from tie.afm_runtime.decoding.grammar import GrammarFault, Matcher, Vocabulary
 from tie.afm_runtime.decoding.stops import TokenBytes
 from tie.afm_runtime.engine import Engine
 from tie.afm_runtime.forwarding import Forwarding, Ids
 from tie.afm_runtime.intake import Refused, Serves
 from tie.afm_runtime.link import LinkServer
+from tie.afm_runtime.meters import Meters, read_metrics
 from tie.afm_runtime.paging.pool import BlockPool
 from tie.afm_runtime.replies import ResponseChannel, Sender
 from tie.afm_runtime.scheduling.limits import Limits
@@ -30,6 +31,8 @@ from tie.afm_runtime.scheduling.scheduler import Scheduler
 from tie.afm_runtime.sequence import Request
 from tie.afm_runtime.tickets import Tickets
 from tie.api.afm.v1 import afm_pb2
+from tie.api.afm_control.v1 import afm_control_pb2
+from tie.contracts.paths import RunPaths
 from tie.servicekit import logs
 
 EXIT_SUSPECT: Final = 70
@@ -64,33 +67,43 @@ class Serving:
     def __init__(
         self,
         attached: Attached,
-        socket_path: Path,
+        paths: RunPaths,
         *,
         admitted_uids: Collection[int] = (),
+        control_uids: Collection[int] = (),
         on_suspect: Callable[[], None] | None = None,
     ) -> None:
         self._serves = attached.serves
         self._tickets = Tickets()
         self._sender = Sender()
-        pool = BlockPool(attached.block_count, attached.forwarding.zero_blocks)
-        self.scheduler: Final = Scheduler(pool, attached.limits, attached.token_bytes)
+        self._meters = Meters()
+        self._pool = BlockPool(attached.block_count, attached.forwarding.zero_blocks)
+        self.scheduler: Final = Scheduler(self._pool, attached.limits, attached.token_bytes)
         self._engine = Engine(
-            attached.forwarding, self.scheduler, self._sender.flush, on_suspect or (lambda: os._exit(EXIT_SUSPECT))
+            attached.forwarding,
+            self.scheduler,
+            self._sender.flush,
+            on_suspect or (lambda: os._exit(EXIT_SUSPECT)),
+            self._meters,
         )
         self._link = LinkServer(
-            socket_path,
+            paths.runtime_socket,
             self._tickets,
             bundle_identity=attached.serves.bundle_identity,
             context_length=attached.serves.longest(1),
             admitted_uids=admitted_uids,
         )
+        self._control = ControlServer(paths.runtime_control_socket, self.status, admitted_uids=control_uids)
         self._vocabulary = attached.vocabulary
         self._builders = ThreadPoolExecutor(_GRAMMAR_BUILDERS, thread_name_prefix="grammar")
         self._log = logs.logger()
-        self._threads = {
-            name: threading.Thread(target=run, name=name, daemon=True)
-            for name, run in (("engine", self._engine.run), ("sender", self._sender.run), ("link", self._link.run))
+        runs = {
+            "engine": self._engine.run,
+            "sender": self._sender.run,
+            "link": self._link.run,
+            "control": self._control.run,
         }
+        self._threads = {name: threading.Thread(target=run, name=name, daemon=True) for name, run in runs.items()}
 
     def start(self) -> None:
         for thread in self._threads.values():
@@ -101,6 +114,7 @@ class Serving:
         try:
             self._take(tensors, channel)
         except Refused as refused:
+            self._meters.requests_refused += 1
             self._log.info("request.refused", kind=afm_pb2.FailureKind.Name(refused.failure.kind))
             self._sender.refuse(channel, refused.failure)
         except Exception as error:  # the edge of a request: no other one may suffer from it
@@ -115,8 +129,15 @@ class Serving:
         self._threads["engine"].join(_JOIN_S)
         self._sender.stop()
         self._threads["sender"].join(_JOIN_S)
-        self._link.stop()
-        self._threads["link"].join(_JOIN_S)
+        for name, server in (("link", self._link), ("control", self._control)):
+            server.stop()
+            self._threads[name].join(_JOIN_S)
+
+    def status(self) -> afm_control_pb2.StatusResponse:
+        """From any thread: numbers of this moment, each for itself."""
+        return afm_control_pb2.StatusResponse(
+            bundle_identity=self._serves.bundle_identity, metrics=read_metrics(self._meters, self.scheduler, self._pool)
+        )
 
     def _take(self, tensors: IncomingTensors, channel: ResponseChannel) -> None:
         params = intake.parse(tensors.params())
@@ -134,7 +155,7 @@ class Serving:
             self._builders.submit(self._build, request)
         else:
             self._engine.submit(request)
-        self._tickets.bind(ticket, abort)
+        self._tickets.bind(ticket, abort, lambda tokens: self._engine.read(request, tokens))
 
     def _build(self, request: Request) -> None:
         """Off the engine's thread, which never waits for a grammar."""

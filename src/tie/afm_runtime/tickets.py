@@ -24,6 +24,7 @@ class Ticket:
         self.is_claimed = False
         self.is_void = False
         self.on_void: Callable[[], None] | None = None
+        self.on_read: Callable[[int], None] | None = None
 
     def __repr__(self) -> str:
         return "<Ticket>"
@@ -49,13 +50,21 @@ class Tickets:
             ticket.is_claimed = True
             return ticket
 
-    def bind(self, ticket: Ticket, on_void: Callable[[], None]) -> None:
-        """What to do when the holder aborts or is gone; at once, when that has happened by now."""
+    def bind(
+        self, ticket: Ticket, on_void: Callable[[], None], on_read: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """What to do when the holder aborts or is gone (at once, when that has happened by now), and when it has read
+        so many tokens."""
         with self._lock:
-            ticket.on_void = on_void
+            ticket.on_void, ticket.on_read = on_void, on_read
             is_void = ticket.is_void
         if is_void:
             on_void()
+
+    def note_read(self, ticket: Ticket, tokens: int) -> None:
+        """The holder has taken so many tokens of its request; without one it says nothing."""
+        if (on_read := ticket.on_read) is not None:
+            on_read(tokens)
 
     def void(self, ticket: Ticket) -> None:
         """The holder aborted or is gone: no request with it is admitted any more, and one that runs ends."""

@@ -72,6 +72,15 @@ class RuntimeLink:
         except OSError:
             return  # already gone, and the request with it
 
+    def took(self, tokens: int) -> None:
+        """So many tokens of the request were taken by now: without it the runtime holds a long answer back.
+
+        Lost when the runtime is behind; the next one says more.
+        """
+        message = runtime_link_pb2.ToRuntime(read=runtime_link_pb2.Read(tokens=tokens))
+        with contextlib.suppress(OSError):
+            self._connection.send(message.SerializeToString(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
     def wait_gone(self, timeout_s: float) -> bool:
         """Whether the runtime ended the connection within this time. It sends nothing after its welcome."""
         poll = select.poll()

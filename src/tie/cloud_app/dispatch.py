@@ -20,6 +20,8 @@ from tie.contracts.errors import DeadlinePassed, PeerGone, TieError
 
 ABORT_TIMEOUT_S: Final = 5.0
 """For the runtime to end a stream after an abort."""
+TOKENS_A_SIGN: Final = 128
+"""Taken, before the runtime is told so; it waits for that after several times as many."""
 DEFAULT_MAX_TOKENS: Final = 1024
 """Where the request sets none: the runtime keeps room for all of it from the start."""
 
@@ -73,6 +75,7 @@ class Dispatch:
         self._failure: TieError | None = None
         self._lock = threading.Lock()
         self._is_enough = False
+        self._taken = self._told = 0
         self.is_stopped = False
 
     def start(
@@ -88,6 +91,13 @@ class Dispatch:
                 tokens, params, deadline_s=deadline.left_s, token_gap_s=token_gap_s
             )
             return self._generation
+
+    def took(self, tokens: int) -> None:
+        """So many more were passed on. Who takes nothing lets the runtime wait."""
+        self._taken += tokens
+        if self._taken - self._told >= TOKENS_A_SIGN:
+            self._told = self._taken
+            self._warmed.link.took(self._taken)
 
     def enough(self) -> None:
         """Every choice has ended on this side, and the runtime goes on: a stop string that it did not see."""

@@ -87,6 +87,8 @@ def from_runtime(failure: afm_pb2.Failure) -> TieError:
             return InvalidRequest("constraint", f"the runtime refuses: {failure.message}")
         case afm_pb2.FAILURE_KIND_DEADLINE:
             return DeadlinePassed("the runtime did not finish within the request's deadline")
+        case afm_pb2.FAILURE_KIND_STALLED:
+            return DeadlinePassed("the answer was not read for too long")
         case afm_pb2.FAILURE_KIND_DRAINING:
             return NotReady("the runtime is being recycled: try again")
         case _:

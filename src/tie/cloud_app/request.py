@@ -99,6 +99,7 @@ class RequestRun:
             if answer.is_finished and reply.tokens:
                 self._dispatch.enough()
             self._outbox.send(answer.take(reply.tokens, reply.event))
+            self._dispatch.took(len(reply.tokens))
         self.summary.lap("decode_ms")
         if not self._dispatch.is_stopped:
             self._outbox.send(answer.end())

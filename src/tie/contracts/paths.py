@@ -51,6 +51,10 @@ class RunPaths:
         return self.root / "afm" / "runtime.sock"
 
     @property
+    def runtime_control_socket(self) -> Path:
+        return self.root / "afm" / "control.sock"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

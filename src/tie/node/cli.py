@@ -1,4 +1,4 @@
-"""`tie up`, `tie status`, `tie down`: a whole node on this machine, without systemd and without privileges.
+"""`tie up`, `tie status`, `tie metrics`, `tie down`: a whole node on this machine, without systemd or privileges.
 
 Each command imports what it needs when it runs.
 """
@@ -21,6 +21,7 @@ from tie.contracts.paths import RunPaths
 
 EXIT_FAILED: Final = 1
 EXIT_NOT_READY: Final = 3
+CONTROL_TIMEOUT_S: Final = 5.0
 
 P = ParamSpec("P")
 RunDir = Annotated[
@@ -34,7 +35,7 @@ RunDir = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to `tie`."""
-    for command in (up, status, down):
+    for command in (up, status, metrics, down):
         app.command()(_reporting(command))
 
 
@@ -86,6 +87,24 @@ def status(
         Console().print(board.render(seen))
     if seen.condition is not NodeCondition.READY:
         raise typer.Exit(EXIT_NOT_READY)
+
+
+def metrics(
+    run_dir: RunDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """What the runtime has done since it started, in numbers: docs/metrics.md says what each means."""
+    from rich.console import Console
+
+    from tie.clients.runtime_control import RuntimeControl
+    from tie.node.metrics import numbers, render
+
+    with RuntimeControl.connect(_paths(run_dir).runtime_control_socket, CONTROL_TIMEOUT_S) as control:
+        found = control.status().metrics
+    if as_json:
+        typer.echo(json.dumps(numbers(found)))
+    else:
+        Console().print(render(found))
 
 
 def down(run_dir: RunDir = None) -> None:

@@ -34,7 +34,8 @@ def restart_counts(paths: RunPaths) -> Path:
 def check_socket_lengths(paths: RunPaths) -> None:
     """Raises ConfigError when a socket below this run directory would have too long a path."""
     sockets = (paths.node_state_socket, paths.key_custody_socket, paths.key_protection_socket, paths.app_socket)
-    for path in (*sockets, paths.triton_socket, paths.runtime_socket, supervisor_socket(paths)):
+    runtime = (paths.triton_socket, paths.runtime_socket, paths.runtime_control_socket)
+    for path in (*sockets, *runtime, supervisor_socket(paths)):
         check_socket_path(path)
 
 

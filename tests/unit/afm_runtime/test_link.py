@@ -59,7 +59,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [b"x", b"\xff" * 4000, b"\0" * 4097, runtime_link_pb2.ToRuntime().SerializeToString() or b"\x12\0"]
+    "message", [b"x", b"\xff" * 4000, b"\0" * 4097, runtime_link_pb2.ToRuntime().SerializeToString() or b"\x1a\0"]
 )
 def test_a_peer_that_breaks_the_protocol_loses_its_connection_and_no_other(served: Served, message: bytes) -> None:
     with served.connect() as honest, served.raw() as hostile:

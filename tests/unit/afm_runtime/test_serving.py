@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from doubles import scripted_engine
 from doubles.runtime_calls import name, params
-from doubles.scripted_engine import CONTEXT, ECHO, EOS, NEVER_ENDS, SLOW, ScriptedEngine
+from doubles.scripted_engine import CONTEXT, ECHO, EOS, IDENTITY, NEVER_ENDS, SLOW, ScriptedEngine
 from numpy.typing import NDArray
 
 from tie.afm_runtime.intake import Refused
 from tie.afm_runtime.serving import Serving
 from tie.api.afm.v1 import afm_pb2
+from tie.clients.runtime_control import RuntimeControl
 from tie.clients.runtime_link import RuntimeLink
+from tie.contracts.paths import RunPaths
 
 
 class Inputs:
@@ -71,14 +73,15 @@ class Channel:
 
 
 class Served:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, root: Path) -> None:
+        self.paths = RunPaths(root)
+        self.paths.runtime_socket.parent.mkdir()
         self.model = ScriptedEngine(128)
-        self.serving = Serving(scripted_engine.attached(engine=self.model), path, on_suspect=lambda: None)
+        self.serving = Serving(scripted_engine.attached(engine=self.model), self.paths, on_suspect=lambda: None)
         self.serving.start()
 
     def link(self) -> RuntimeLink:
-        return RuntimeLink.connect(self.path, 5)
+        return RuntimeLink.connect(self.paths.runtime_socket, 5)
 
     def ask(self, prompt: Sequence[int] | None, link: RuntimeLink | None = None, **changes: Any) -> Channel:
         channel = Channel()
@@ -92,7 +95,7 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    running = Served(tmp_path / "r.sock")
+    running = Served(tmp_path)
     yield running
     # Whatever a test did, the largest request there can be is served, and every block is free again.
     assert running.ask([NEVER_ENDS], max_tokens=CONTEXT).tokens == [5] * (CONTEXT - 1)
@@ -167,7 +170,7 @@ def test_a_ticket_of_a_closed_link_is_dead(served: Served) -> None:
 
 
 def test_stopping_answers_what_runs(tmp_path: Path) -> None:
-    served = Served(tmp_path / "r.sock")
+    served = Served(tmp_path)
     with served.link() as link:
         channel = served.ask([SLOW], link, max_tokens=200)
         assert channel.began.wait(10)
@@ -184,3 +187,24 @@ def test_many_requests_at_a_time_get_their_own_answers(served: Served) -> None:
         assert channel.tokens in ([], [20 + n, 30 + n, EOS])
     for link in links:
         link.close()
+
+
+def test_the_control_socket_says_what_was_done(served: Served) -> None:
+    served.ask([ECHO, 5, 6])
+    served.ask(None)
+    with RuntimeControl.connect(served.paths.runtime_control_socket, 5) as control:
+        status = control.status()
+        metrics = status.metrics
+    assert status.bundle_identity == IDENTITY
+    assert (metrics.requests_accepted, metrics.requests_finished, metrics.requests_refused) == (1, 1, 1)
+    assert (metrics.prompt_tokens, metrics.completion_tokens, metrics.tokens_computed) == (3, 3, 5)
+    assert (metrics.running, metrics.queued_interactive, metrics.blocks_free) == (0, 0, metrics.blocks_total)
+    assert 0 < metrics.model_s < metrics.uptime_s
+
+
+def test_a_reader_says_what_it_took_over_its_link(served: Served) -> None:
+    """Otherwise a second answer of the same length would be held."""
+    with served.link() as link:
+        channel = served.ask([NEVER_ENDS], link, max_tokens=CONTEXT)
+        link.took(7)
+        assert channel.done.wait(10)

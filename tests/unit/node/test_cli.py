@@ -1,15 +1,19 @@
-"""`tie up`, `tie status`, `tie down` as processes of their own, where no node runs or can run."""
+"""`tie up`, `tie status`, `tie metrics`, `tie down` as processes of their own, where no node runs or can run."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from tie.afm_runtime.control import ControlServer
+from tie.api.afm_control.v1 import afm_control_pb2
 from tie.contracts.paths import RunPaths
 from tie.node import rundir
 
@@ -54,6 +58,28 @@ def test_the_status_of_nothing_is_3_and_an_object(paths: RunPaths) -> None:
     seen = json.loads(done.stdout)
     assert (seen["condition"], seen["processes"], seen["supervisor_pid"]) == ("stopped", [], 0)
     assert tie("status", TIE_RUN_DIR=str(paths.root)).returncode == 3
+
+
+def test_the_metrics_of_nothing_are_a_line_that_says_so(paths: RunPaths) -> None:
+    done = tie("metrics", "--run-dir", paths.root)
+    assert done.returncode == 1
+    assert done.stderr == "tie: no runtime listens for control: No such file or directory\n"
+
+
+def test_the_metrics_of_a_runtime_are_a_table_or_an_object(paths: RunPaths) -> None:
+    paths.runtime_control_socket.parent.mkdir(parents=True, exist_ok=True)
+    status = afm_control_pb2.StatusResponse(metrics=afm_control_pb2.Metrics(steps=7, model_s=0.25))
+    server = ControlServer(paths.runtime_control_socket, lambda: status)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        table, found = tie("metrics", "--run-dir", paths.root), tie("metrics", "--json", "--run-dir", paths.root)
+    finally:
+        server.stop()
+        thread.join(5)
+    assert re.search(r"^steps +7 *$", table.stdout, re.MULTILINE)
+    numbers = json.loads(found.stdout)
+    assert (numbers["steps"], numbers["model_s"], numbers["masks"]) == (7, 0.25, 0)
 
 
 def test_stopping_nothing_is_no_fault(paths: RunPaths) -> None:

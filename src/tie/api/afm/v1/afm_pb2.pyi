@@ -64,6 +64,8 @@ class _FailureKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureKi
     FAILURE_KIND_INTERNAL: _FailureKind.ValueType  # 9
     FAILURE_KIND_GRAMMAR: _FailureKind.ValueType  # 10
     """The grammar could not be built, or exceeded its budget in the middle of an answer."""
+    FAILURE_KIND_STALLED: _FailureKind.ValueType  # 11
+    """Its reader took nothing for too long."""
 
 class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper): ...
 
@@ -79,6 +81,8 @@ FAILURE_KIND_DRAINING: FailureKind.ValueType  # 8
 FAILURE_KIND_INTERNAL: FailureKind.ValueType  # 9
 FAILURE_KIND_GRAMMAR: FailureKind.ValueType  # 10
 """The grammar could not be built, or exceeded its budget in the middle of an answer."""
+FAILURE_KIND_STALLED: FailureKind.ValueType  # 11
+"""Its reader took nothing for too long."""
 Global___FailureKind: _TypeAlias = FailureKind  # noqa: Y015
 
 @_typing.final

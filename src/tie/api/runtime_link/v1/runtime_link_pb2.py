@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*tie/api/runtime_link/v1/runtime_link.proto\x12\x17tie.api.runtime_link.v1\"M\n\x0b\x46romRuntime\x12\x33\n\x07welcome\x18\x01 \x01(\x0b\x32 .tie.api.runtime_link.v1.WelcomeH\x00\x42\t\n\x07message\"J\n\x07Welcome\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x17\n\x0f\x62undle_identity\x18\x02 \x01(\x0c\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\"G\n\tToRuntime\x12/\n\x05\x61\x62ort\x18\x01 \x01(\x0b\x32\x1e.tie.api.runtime_link.v1.AbortH\x00\x42\t\n\x07message\"\x07\n\x05\x41\x62ortb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*tie/api/runtime_link/v1/runtime_link.proto\x12\x17tie.api.runtime_link.v1\"M\n\x0b\x46romRuntime\x12\x33\n\x07welcome\x18\x01 \x01(\x0b\x32 .tie.api.runtime_link.v1.WelcomeH\x00\x42\t\n\x07message\"J\n\x07Welcome\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x17\n\x0f\x62undle_identity\x18\x02 \x01(\x0c\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\"v\n\tToRuntime\x12/\n\x05\x61\x62ort\x18\x01 \x01(\x0b\x32\x1e.tie.api.runtime_link.v1.AbortH\x00\x12-\n\x04read\x18\x02 \x01(\x0b\x32\x1d.tie.api.runtime_link.v1.ReadH\x00\x42\t\n\x07message\"\x07\n\x05\x41\x62ort\"\x16\n\x04Read\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,7 +36,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WELCOME']._serialized_start=150
   _globals['_WELCOME']._serialized_end=224
   _globals['_TORUNTIME']._serialized_start=226
-  _globals['_TORUNTIME']._serialized_end=297
-  _globals['_ABORT']._serialized_start=299
-  _globals['_ABORT']._serialized_end=306
+  _globals['_TORUNTIME']._serialized_end=344
+  _globals['_ABORT']._serialized_start=346
+  _globals['_ABORT']._serialized_end=353
+  _globals['_READ']._serialized_start=355
+  _globals['_READ']._serialized_end=377
 # @@protoc_insertion_point(module_scope)
