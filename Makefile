@@ -29,8 +29,9 @@ soak: setup ## the full counts of what `make test` samples
 	@.ci/setup.sh --tests
 	@TIE_SOAK=1 $(PY) -m pytest tests/integration tests/security -q
 
-bench: setup bench-setup ## the path's own cost by stage, then Bones beside other engines and the machine's limits
+bench: setup bench-setup ## the cost of path and serving, then Bones beside other engines and the machine's limits
 	@$(PY) bench/path.py
+	@$(PY) bench/serving.py
 	@$(PY) bench/engine.py
 
 bench-setup: setup ## the engines that Bones is measured against, in build/bench-venv

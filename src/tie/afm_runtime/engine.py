@@ -147,12 +147,13 @@ class Engine:
         try:
             self._forwarding.advance(step)
         finally:
-            meters.model_s += lap()
+            meters.model_s += (advanced_s := lap())
             found = self._masking.take()
             meters.mask_wait_s += lap()
         meters.count_masks(found.seconds)
         outcome = self._forwarding.sample(found.masks)
-        meters.model_s += lap()
+        meters.model_s += (sampled_s := lap())
+        self._scheduler.pace.note(len(step.token_ids), advanced_s + sampled_s)
         return found, outcome
 
     def take_messages(self, wait_s: float) -> bool:

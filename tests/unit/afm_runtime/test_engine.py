@@ -172,7 +172,7 @@ def on_its_way(harness: Harness) -> Answer:
 
 def in_the_middle_of_its_prompt(harness: Harness) -> Answer:
     answer = harness.submit([20] * 40)
-    harness.step()
+    harness.step(2)
     assert 0 < answer.request.sequences[0].computed < 40
     return answer
 

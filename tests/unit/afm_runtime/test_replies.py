@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from tie.afm_runtime import replies
 from tie.afm_runtime.forwarding import Logprobs
 from tie.afm_runtime.replies import Outbox, Sender
 from tie.api.afm.v1 import afm_pb2
@@ -100,6 +102,48 @@ def test_what_gathers_while_the_sender_is_busy_goes_out_as_one_response(sender: 
     event = channel.sent[1][1]
     assert (event.runs[0].count, event.finishes[0].reason, event.usage) == (3, afm_pb2.FINISH_REASON_LENGTH, usage())
     assert channel.finals == 1
+
+
+def test_a_first_token_and_an_end_go_out_at_once_and_what_is_between_keeps_its_distance(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replies, "RESPONSE_GAP_S", 30.0)
+    channel = Channel()
+    outbox = sender.open(channel)
+    sender.watch(outbox, lambda: None)
+    outbox.token(0, 1, None)
+    sender.flush()
+    assert channel.arrived.wait(5)
+    for token in (2, 3):
+        outbox.token(0, token, None)
+        sender.flush()
+    assert not channel.done.wait(0.1)
+    assert [tokens for tokens, _, _ in channel.sent] == [[1]]
+    outbox.finish(afm_pb2.Finish(choice=0, reason=afm_pb2.FINISH_REASON_LENGTH))
+    sender.flush()
+    outbox.close(usage(), None)
+    sender.flush()
+    assert channel.done.wait(5)
+    assert [token for tokens, _, _ in channel.sent for token in tokens] == [1, 2, 3]
+    assert channel.finals == 1
+
+
+def test_what_was_not_due_goes_out_when_it_is(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replies, "RESPONSE_GAP_S", 0.05)
+    channel = Channel()
+    outbox = sender.open(channel)
+    sender.watch(outbox, lambda: None)
+    begin = time.monotonic()
+    for token in range(4):
+        outbox.token(0, token, None)
+        sender.flush()
+        if token == 0:
+            assert channel.arrived.wait(5)
+    while len(channel.sent) < 2:
+        assert time.monotonic() < begin + 5
+        time.sleep(0.001)
+    assert time.monotonic() - begin >= 0.05
+    assert [tokens for tokens, _, _ in channel.sent] == [[0], [1, 2, 3]]
 
 
 def test_one_slow_request_does_not_lose_anothers_order(sender: Sender) -> None:

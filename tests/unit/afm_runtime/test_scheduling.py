@@ -7,6 +7,7 @@ from doubles.scripted_engine import ECHO, NEVER_ENDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tie.afm_runtime.scheduling.pace import LEAST_TOKENS, Pace
 from tie.afm_runtime.scheduling.waiting import INTERACTIVE_TURNS
 from tie.afm_runtime.sequence import MOST_PREEMPTED, State
 
@@ -91,7 +92,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_which_gets_on_all_the_same(
     short = harness.submit([ECHO, 7, 8], max_tokens=1)
     harness.step()
     assert short.tokens == {0: [7]}
-    assert fed == [[16], [3, 13]]
+    assert fed == [[16], [3, 4]], "the step of its first token is short"
     many = [harness.submit([ECHO, *range(30, 43)], max_tokens=1) for _ in range(4)]
     harness.step()
     assert sum(fed[-1]) == 16
@@ -138,3 +139,35 @@ def test_all_are_answered_as_if_alone_and_no_step_exceeds_its_budget(
         assert answer.failure is None or answer.kind == "TOO_LONG"
     assert max(fed, default=0) <= budget
     assert harness.pool.free == blocks
+
+
+def test_a_step_has_as_many_tokens_as_its_time_lets_it() -> None:
+    pace = Pace(256, 0.04)
+    assert pace.tokens == LEAST_TOKENS, "nothing is known yet"
+    for _ in range(40):
+        pace.note(64, 64 * 0.0004)
+    assert pace.tokens == 100
+    pace.note(1, 10.0)
+    pace.note(64, 0.0)
+    assert pace.tokens == 100, "too small a step, or a clock that stood still, says nothing"
+    for _ in range(60):
+        pace.note(64, 64 * 0.5)
+    assert pace.tokens == LEAST_TOKENS
+    for _ in range(60):
+        pace.note(64, 64e-9)
+    assert pace.tokens == 256
+    assert Pace(16).tokens == 16
+
+
+def test_rows_that_decode_leave_something_for_prompts_and_no_step_exceeds_its_most() -> None:
+    harness = Harness(step_token_budget=24, max_running=8, max_queued=8)
+    harness.scheduler.pace._token_s = 1.0
+    fed: list[list[int]] = []
+    harness.model.on_step = lambda step: fed.append(step.query_lens.tolist())
+    decoding = [harness.submit([NEVER_ENDS], max_tokens=60) for _ in range(7)]
+    harness.step(2)
+    long = harness.submit([ECHO, *range(20, 100)], max_tokens=1)
+    harness.step()
+    assert fed[-1] == [1] * 7 + [17]
+    harness.run(long, *decoding)
+    assert max(map(sum, fed)) == 24

@@ -10,11 +10,13 @@ the whole blocks of its prompt: the first computes them, the others wait for it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from tie.afm_runtime.decoding.stops import TokenBytes
 from tie.afm_runtime.paging.pool import BlockPool
 from tie.afm_runtime.scheduling.dealing import Row, deal
 from tie.afm_runtime.scheduling.limits import Limits
+from tie.afm_runtime.scheduling.pace import Pace
 from tie.afm_runtime.scheduling.waiting import Waiting
 from tie.afm_runtime.sequence import Request, Sequence, State
 
@@ -30,6 +32,7 @@ class Scheduler:
         self._limits = limits
         self._token_bytes = token_bytes
         self._waiting = Waiting()
+        self.pace: Final = Pace(limits.step_token_budget)
         self._running: list[Sequence] = []
         self.preempted = 0
         """How often a request had to give its blocks back."""
@@ -69,7 +72,7 @@ class Scheduler:
         self._waiting.append(request)
 
     def plan(self) -> list[Row]:
-        """Fills one step. An empty plan means that nothing runs."""
+        """Fills one step. An empty plan means that nothing runs, or that whoever does is held."""
         for sequence in list(self._running):
             self._grow(sequence)
         while (request := self._waiting.next()) is not None and self._fits_now(request):
@@ -77,7 +80,7 @@ class Scheduler:
         for sequence in self._running:
             sequence.catch_up()
         ready = (s for s in self._running if s.leader is None and not s.request.is_held)
-        return deal(ready, self._limits.step_token_budget)
+        return deal(ready, self.pace.tokens, self._limits.step_token_budget)
 
     def end(self, request: Request) -> None:
         """Takes a request out, in whatever state, and returns its blocks. Ending it twice changes nothing."""
