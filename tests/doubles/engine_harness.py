@@ -14,6 +14,7 @@ from tie.afm_runtime.decoding.grammar import Matcher
 from tie.afm_runtime.decoding.stops import StopRules
 from tie.afm_runtime.engine import Engine
 from tie.afm_runtime.forwarding import NO_ADAPTER, Logprobs, SamplingRules
+from tie.afm_runtime.meters import Meters
 from tie.afm_runtime.paging.pool import BlockPool
 from tie.afm_runtime.scheduling.scheduler import Scheduler
 from tie.afm_runtime.sequence import Admitted, Request
@@ -69,7 +70,8 @@ class Harness:
         self.pool = BlockPool(block_count, self.model.zero_blocks)
         self.scheduler = Scheduler(self.pool, attached.limits, attached.token_bytes)
         self.suspected = 0
-        self.engine = Engine(self.model, self.scheduler, lambda: None, self._suspect)
+        self.meters = Meters()
+        self.engine = Engine(self.model, self.scheduler, lambda: None, self._suspect, self.meters)
 
     def _suspect(self) -> None:
         self.suspected += 1

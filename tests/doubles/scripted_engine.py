@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tie.afm_runtime.forwarding import NO_ADAPTER, Logprobs, Mask, RowSampling, Step, StepOutcome
 from tie.afm_runtime.intake import Serves
@@ -81,6 +82,13 @@ class ScriptedEngine:
 
     def zero_blocks(self, blocks: Sequence[int]) -> None:
         self._kv[list(blocks)] = EMPTY
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        return self._kv[list(blocks)].reshape(-1).view(np.uint8)
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        assert (self._kv[list(blocks)] == EMPTY).all(), "written over something"
+        self._kv[list(blocks)] = np.frombuffer(data.tobytes(), np.int64).reshape(len(blocks), -1)
 
     def _write_and_read(self, step: Step) -> list[list[int]]:
         assert sum(step.query_lens) == len(step.token_ids)

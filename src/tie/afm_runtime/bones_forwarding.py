@@ -89,6 +89,12 @@ class BonesForwarding:
     def zero_blocks(self, blocks: Sequence[int]) -> None:
         self._engine.zero_blocks(list(blocks))
 
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        return self._engine.read_blocks(list(blocks))
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        self._engine.write_blocks(list(blocks), data)
+
     def _allowed(self, masks: Sequence[Mask | None]) -> NDArray[np.uint32] | None:
         """A bit for each token of each row: what its grammar allows, without the barred ones unless only they are left.
 

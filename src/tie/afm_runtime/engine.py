@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from tie.afm_runtime.batching import step_of
 from tie.afm_runtime.decoding.grammar import GrammarFault
 from tie.afm_runtime.decoding.masking import Found, Masking
-from tie.afm_runtime.decoding.stops import Reason, Stop
+from tie.afm_runtime.ending import Ending
 from tie.afm_runtime.forwarding import Forwarding, StepOutcome
 from tie.afm_runtime.meters import Lap, Meters
 from tie.afm_runtime.paging.pool import PoolCorrupt
@@ -33,13 +33,6 @@ STALL_S: Final = 30.0
 """How long a reader may take nothing, once as much waits for it as is kept (`sequence.MOST_UNREAD`)."""
 STALL_WANTED_S: Final = 5.0
 """As much, when other requests wait for the blocks."""
-
-_REASONS: Final = {
-    Reason.STOP_TOKEN: afm_pb2.FINISH_REASON_STOP_TOKEN,
-    Reason.STOP_STRING: afm_pb2.FINISH_REASON_STOP_STRING,
-    Reason.LENGTH: afm_pb2.FINISH_REASON_LENGTH,
-    Reason.GRAMMAR: afm_pb2.FINISH_REASON_GRAMMAR,
-}
 
 
 class _Submit(NamedTuple):
@@ -75,6 +68,7 @@ class Engine:
         self._flush = flush
         self._on_suspect = on_suspect
         self._meters = meters or Meters()
+        self._ending = Ending(scheduler, self._meters)
         self._masking = Masking()
         self._inbox: queue.SimpleQueue[_Submit | _Abort | _Read | _Stop] = queue.SimpleQueue()
         self._failed_steps = 0
@@ -103,7 +97,7 @@ class Engine:
             while self.take_messages(IDLE_WAIT_S):
                 self.step()
             for request in self._scheduler.requests():
-                self._fail(request, afm_pb2.FAILURE_KIND_DRAINING, "the runtime stops")
+                self._ending.fail(request, afm_pb2.FAILURE_KIND_DRAINING, "the runtime stops")
             self._flush()
         except Exception as error:  # the edge of the thread: without it every stream would hang
             reason = str(error) if isinstance(error, PoolCorrupt) else "unexpected"
@@ -173,7 +167,7 @@ class Engine:
                 case _Submit(request):
                     self._accept(request)
                 case _Abort(request):
-                    self._cancel(request)
+                    self._ending.cancel(request)
                 case _Read(request, tokens):
                     _note_read(request, tokens)
                 case _Stop():
@@ -183,27 +177,22 @@ class Engine:
         if request.state is State.ENDED:
             return  # aborted on its way here
         if request.is_unbuildable:
-            self._fail_grammar(request)
+            self._ending.fail_grammar(request)
             return
         if not self._scheduler.fits_ever(request):
-            self._fail(request, afm_pb2.FAILURE_KIND_TOO_LONG, "prompt and max_tokens need more cache than there is")
+            self._ending.fail(
+                request, afm_pb2.FAILURE_KIND_TOO_LONG, "prompt and max_tokens need more cache than there is"
+            )
             return
         try:
             self._scheduler.enqueue(request)
         except QueueFull:
-            self._fail(request, afm_pb2.FAILURE_KIND_BUSY, f"{self._scheduler.queued} requests are waiting already")
+            self._ending.fail(
+                request, afm_pb2.FAILURE_KIND_BUSY, f"{self._scheduler.queued} requests are waiting already"
+            )
             return
         self._meters.requests_accepted += 1
         self._next_look = min(self._next_look, request.admitted.deadline)
-
-    def _cancel(self, request: Request) -> None:
-        if request.state is State.ENDED:
-            return
-        unfinished = [sequence.choice for sequence in request.sequences if not sequence.is_finished]
-        for choice in unfinished if request.sequences else range(request.admitted.choices):
-            request.replies.finish(afm_pb2.Finish(choice=choice, reason=afm_pb2.FINISH_REASON_CANCELLED))
-        self._meters.requests_cancelled += 1
-        self._close(request, None, "cancelled")
 
     def _apply(self, rows: list[Row], found: Found, outcome: StepOutcome) -> None:
         failed = {id(rows[index].sequence.request) for index in outcome.failed_rows}
@@ -216,9 +205,9 @@ class Engine:
             if request.state is State.ENDED:
                 continue  # an earlier row of the same request failed
             if index in found.faulty:
-                self._fail_grammar(request)
+                self._ending.fail_grammar(request)
             elif id(request) in failed:
-                self._fail(request, afm_pb2.FAILURE_KIND_NOT_FINITE, "a row's logits leave no token to choose")
+                self._ending.fail(request, afm_pb2.FAILURE_KIND_NOT_FINITE, "a row's logits leave no token to choose")
             elif samples:
                 self._deliver(sequence, index, outcome)
 
@@ -235,53 +224,10 @@ class Engine:
         try:
             stop = sequence.follow(token)
         except GrammarFault:
-            self._fail_grammar(request)
+            self._ending.fail_grammar(request)
             return
         if stop is not None:
-            self._finish(sequence, stop)
-
-    def _finish(self, sequence: Sequence, stop: Stop) -> None:
-        request = sequence.request
-        request.replies.finish(
-            afm_pb2.Finish(
-                choice=sequence.choice,
-                reason=_REASONS[stop.reason],
-                stop_index=stop.stop_index,
-                stop_byte_offset=stop.byte_offset,
-            )
-        )
-        sequence.is_finished = True
-        self._scheduler.end_sequence(sequence)
-        if all(sibling.is_finished for sibling in request.sequences):
-            self._meters.requests_finished += 1
-            self._close(request, None, "done")
-
-    def _fail_grammar(self, request: Request) -> None:
-        self._fail(request, afm_pb2.FAILURE_KIND_GRAMMAR, "the grammar exceeds its budget of states and steps")
-
-    def _fail(self, request: Request, kind: afm_pb2.FailureKind.ValueType, message: str) -> None:
-        self._meters.requests_failed += 1
-        self._close(request, afm_pb2.Failure(kind=kind, message=message), afm_pb2.FailureKind.Name(kind))
-
-    def _close(self, request: Request, failure: afm_pb2.Failure | None, outcome: str) -> None:
-        prompt, completion = len(request.admitted.prompt), request.completion_tokens
-        self._meters.prompt_tokens += prompt
-        self._meters.completion_tokens += completion
-        self._scheduler.end(request)
-        request.replies.close(afm_pb2.Usage(prompt=prompt, completion=completion), failure)
-        request.admitted.prompt.fill(0)
-        now = time.monotonic()
-        self._log.info(
-            "request.ended",
-            outcome=outcome,
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            choices=request.admitted.choices,
-            first_token_ms=round((request.first_token - request.arrived) * 1000, 3) if request.first_token else None,
-            total_ms=round((now - request.arrived) * 1000, 3),
-            in_flight=self._scheduler.running,
-            queued=self._scheduler.queued,
-        )
+            self._ending.finish(sequence, stop)
 
     def _fail_step(self, rows: list[Row], error: Exception) -> None:
         self._failed_steps += 1
@@ -292,7 +238,9 @@ class Engine:
             row.sequence.computed += row.query_len
         for row in rows:
             if row.sequence.request.state is not State.ENDED:
-                self._fail(row.sequence.request, afm_pb2.FAILURE_KIND_INTERNAL, "the step that served this failed")
+                self._ending.fail(
+                    row.sequence.request, afm_pb2.FAILURE_KIND_INTERNAL, "the step that served this failed"
+                )
         self._scheduler.check()
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise PoolCorrupt(f"{self._failed_steps} steps failed one after another")
@@ -304,10 +252,10 @@ class Engine:
         self._next_look = float("inf")
         for request in self._scheduler.requests():
             if request.admitted.deadline <= now:
-                self._fail(request, afm_pb2.FAILURE_KIND_DEADLINE, "not finished before its deadline")
+                self._ending.fail(request, afm_pb2.FAILURE_KIND_DEADLINE, "not finished before its deadline")
             elif request.stalled_at is not None and request.stalled_at + patience <= now:
                 self._meters.requests_stalled += 1
-                self._fail(request, afm_pb2.FAILURE_KIND_STALLED, f"its reader took nothing for {patience:g} s")
+                self._ending.fail(request, afm_pb2.FAILURE_KIND_STALLED, f"its reader took nothing for {patience:g} s")
             else:
                 stall = float("inf") if request.stalled_at is None else max(now, request.stalled_at) + STALL_WANTED_S
                 self._next_look = min(self._next_look, request.admitted.deadline, stall)

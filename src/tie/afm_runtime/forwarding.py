@@ -100,3 +100,9 @@ class Forwarding(Protocol):
 
     def zero_blocks(self, blocks: Sequence[int]) -> None:
         """Overwrites the KV of these blocks with zeros before returning."""
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """The bytes of these blocks, one after another."""
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Overwrites these blocks with bytes that `read_blocks` gave."""

@@ -77,6 +77,8 @@ class Request:
     """Tokens of all its choices that were handed to its reader."""
     read: int = 0
     """How many of them the reader says it took."""
+    cached: int = 0
+    """Tokens of the prompt that were in the prefix cache when it was first admitted."""
     stalled_at: float | None = None
     """Since when it is held, in time.monotonic() seconds, if nothing was read meanwhile."""
 
@@ -151,6 +153,11 @@ class Sequence:
         """Takes these as its next ones."""
         self._table[len(self.blocks) : len(self.blocks) + len(blocks)] = blocks
         self.blocks += blocks
+
+    def adopt(self, blocks: list[int], tokens: int) -> None:
+        """Begins with blocks that hold as many of its tokens already; before it has any other."""
+        self.grow(blocks)
+        self.computed = tokens
 
     def share_with(self, leader: Sequence, blocks: list[int], common: int) -> None:
         """Has its first tokens computed by the leader, in these blocks of the leader's."""

@@ -100,8 +100,8 @@ def test_every_number_has_a_source() -> None:
 
 
 def test_the_engine_counts_what_it_does() -> None:
-    meters, harness = Meters(), Harness()
-    harness.engine._meters = meters
+    harness = Harness()
+    meters = harness.meters
     harness.ask([ECHO, 5, 6])
     harness.ask([RAISES])
     cancelled = harness.submit([ECHO, 5, 6])

@@ -27,6 +27,14 @@ class BlockPool:
     def free(self) -> int:
         return len(self._free)
 
+    def references(self, block: int) -> int:
+        """How many own it."""
+        return self._references[block]
+
+    def mark_written(self, block: int) -> None:
+        """It holds something: it will be zeroed, whoever releases it."""
+        self._written[block] = 1
+
     def take(self, count: int) -> list[int]:
         """`count` zeroed blocks, each with one reference. The caller has asked `free` first."""
         assert 0 <= count <= len(self._free), "blocks are taken only after asking how many are free"

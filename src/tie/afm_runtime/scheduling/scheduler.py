@@ -14,6 +14,7 @@ from typing import Final
 
 from tie.afm_runtime.decoding.stops import TokenBytes
 from tie.afm_runtime.paging.pool import BlockPool
+from tie.afm_runtime.prefix.cache import PrefixCache
 from tie.afm_runtime.scheduling.dealing import Row, deal
 from tie.afm_runtime.scheduling.limits import Limits
 from tie.afm_runtime.scheduling.pace import Pace
@@ -26,11 +27,14 @@ class QueueFull(Exception):
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, limits: Limits, token_bytes: TokenBytes) -> None:
+    def __init__(
+        self, pool: BlockPool, limits: Limits, token_bytes: TokenBytes, prefix: PrefixCache | None = None
+    ) -> None:
         assert limits.step_token_budget >= limits.max_running, "else decode rows could starve"
         self._pool = pool
         self._limits = limits
         self._token_bytes = token_bytes
+        self.prefix = prefix
         self._waiting = Waiting()
         self.pace: Final = Pace(limits.step_token_budget)
         self._running: list[Sequence] = []
@@ -97,14 +101,15 @@ class Scheduler:
         sequence.wipe()
 
     def check(self) -> None:
-        """Raises PoolCorrupt unless the running sequences own exactly the blocks that are not free."""
-        self._pool.check(sequence.blocks for sequence in self._running)
+        """Raises PoolCorrupt unless running sequences and the prefix cache own exactly the blocks that are not free."""
+        cached = self.prefix.resident.blocks if self.prefix is not None else []
+        self._pool.check([*(sequence.blocks for sequence in self._running), cached])
 
     def _grow(self, sequence: Sequence) -> None:
         """Gives a running sequence the block that its next token needs, unless it is itself preempted for it."""
         while sequence.blocks and self._blocks(sequence.length) > len(sequence.blocks):
-            if self._pool.free:
-                sequence.grow(self._pool.take(1))
+            if self._free:
+                sequence.grow(self._take(1))
             else:
                 self._preempt(self._least_urgent())
 
@@ -133,9 +138,9 @@ class Scheduler:
     def _fits_now(self, request: Request) -> bool:
         """Beside what runs only with a block to spare for each sequence, or it would soon be preempted again."""
         if not self._running:
-            return self._needs(request) <= self._pool.free
+            return self._needs(request) <= self._free
         rows = len(self._running) + request.admitted.choices
-        return self._needs(request) + rows <= self._pool.free and rows <= self._limits.max_running
+        return self._needs(request) + rows <= self._free and rows <= self._limits.max_running
 
     def _admit(self, request: Request) -> None:
         if not request.sequences:
@@ -144,7 +149,8 @@ class Scheduler:
                 Sequence(request, choice, size, self._token_bytes) for choice in range(request.admitted.choices)
             ]
         leader, *others = [sequence for sequence in request.sequences if not sequence.is_finished]
-        leader.grow(self._pool.take(self._blocks(leader.length)))
+        self._adopt_cached(leader)
+        leader.grow(self._take(self._blocks(leader.length) - len(leader.blocks)))
         self._running.append(leader)
         common = self._common(request)
         for sequence in others:
@@ -152,15 +158,38 @@ class Scheduler:
                 self._pool.share(leader.blocks[:common])
                 sequence.share_with(leader, leader.blocks[:common], common * self._limits.block_size)
                 self.shared_tokens += sequence.common
-            sequence.grow(self._pool.take(self._blocks(sequence.length) - common))
+            sequence.grow(self._take(self._blocks(sequence.length) - common))
             self._running.append(sequence)
         request.state = State.RUNNING
+
+    def _adopt_cached(self, sequence: Sequence) -> None:
+        if self.prefix is None:
+            return
+        blocks = self.prefix.resident.hold(self.prefix.places(sequence.request.admitted))
+        tokens = len(blocks) * self._limits.block_size
+        sequence.adopt(blocks, tokens)
+        self.shared_tokens += tokens
+        if not sequence.watch.count:
+            sequence.request.cached = tokens
+
+    @property
+    def _free(self) -> int:
+        """Blocks that can be had: free ones, and copies of the prefix cache's that nobody uses."""
+        return self._pool.free + (self.prefix.resident.evictable if self.prefix is not None else 0)
+
+    def _take(self, count: int) -> list[int]:
+        if self.prefix is not None and count > self._pool.free:
+            self.prefix.resident.evict(count - self._pool.free)
+        return self._pool.take(count)
 
     def _needs(self, request: Request) -> int:
         lengths = [sequence.length for sequence in request.sequences if not sequence.is_finished]
         if not request.sequences:
             lengths = [len(request.admitted.prompt)] * request.admitted.choices
-        return sum(self._blocks(length) for length in lengths) - (len(lengths) - 1) * self._common(request)
+        blocks = sum(self._blocks(length) for length in lengths) - (len(lengths) - 1) * self._common(request)
+        if self.prefix is None:
+            return blocks
+        return blocks - self.prefix.resident.in_use(self.prefix.places(request.admitted))
 
     def _common(self, request: Request) -> int:
         """Blocks of the prompt that all choices read and none writes: each computes the last token for itself."""

@@ -1,0 +1,1 @@
+"""The system prompts' cache: blocks computed once, that outlive the runtime."""
