@@ -1,4 +1,4 @@
-"""The runtime's control socket: says how it does. The data path cannot reach it, and it cannot reach a request."""
+"""The runtime's control socket. The data path cannot reach it, and it cannot reach a request."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ MAX_CONNECTIONS: Final = 16
 
 
 class ControlServer:
-    """Listens from construction on; `run` is the thread, `stop` ends it. `status` is called on that thread."""
+    """Listens from construction on; `run` is the thread, `stop` ends it.
+
+    `answer` is called on that thread; None drops the connection.
+    """
 
     def __init__(
         self,
         path: Path,
-        status: Callable[[], afm_control_pb2.StatusResponse],
+        answer: Callable[[afm_control_pb2.Request], afm_control_pb2.Response | None],
         *,
         admitted_uids: Collection[int] = (),
     ) -> None:
-        self._status = status
+        self._answer = answer
         server = PacketServer(
             path,
             self,
@@ -46,9 +49,8 @@ class ControlServer:
             request = afm_control_pb2.Request.FromString(packet)
         except DecodeError:
             return False
-        if request.WhichOneof("request") != "status":
+        if (answer := self._answer(request)) is None:
             return False
-        answer = afm_control_pb2.Response(status=self._status())
         try:
             connection.send(answer.SerializeToString(), socket.MSG_NOSIGNAL)
         except OSError:  # gone, or it asks and does not read

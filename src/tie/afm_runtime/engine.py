@@ -17,9 +17,10 @@ from tie.afm_runtime.batching import step_of
 from tie.afm_runtime.decoding.grammar import GrammarFault
 from tie.afm_runtime.decoding.masking import Found, Masking
 from tie.afm_runtime.ending import Ending
-from tie.afm_runtime.forwarding import Forwarding, StepOutcome
+from tie.afm_runtime.forwarding import Forwarding, Ids, StepOutcome
 from tie.afm_runtime.meters import Lap, Meters
 from tie.afm_runtime.paging.pool import PoolCorrupt
+from tie.afm_runtime.prefix.keeping import Keeping
 from tie.afm_runtime.scheduling.dealing import Row
 from tie.afm_runtime.scheduling.scheduler import QueueFull, Scheduler
 from tie.afm_runtime.sequence import Request, Sequence, State
@@ -29,6 +30,7 @@ from tie.servicekit import logs
 MAX_FAILED_STEPS: Final = 3
 """In a row; after them the model itself is taken for broken."""
 IDLE_WAIT_S: Final = 1.0
+_RECYCLED: Final = "the runtime is being recycled"
 STALL_S: Final = 30.0
 """How long a reader may take nothing, once as much waits for it as is kept (`sequence.MOST_UNREAD`)."""
 STALL_WANTED_S: Final = 5.0
@@ -48,12 +50,27 @@ class _Read(NamedTuple):
     tokens: int
 
 
+class _Drain(NamedTuple):
+    deadline: float
+
+
+class _Warm(NamedTuple):
+    prompt: Ids
+
+
+class _Seal(NamedTuple):
+    pass
+
+
 class _Stop(NamedTuple):
     pass
 
 
+_Message = _Submit | _Abort | _Read | _Drain | _Warm | _Seal | _Stop
+
+
 class Engine:
-    """`submit`, `abort`, `read` and `stop` may be called from any thread; `run` is the thread."""
+    """`run` is the thread; whatever puts a message into the inbox may be called from any other."""
 
     def __init__(
         self,
@@ -62,6 +79,7 @@ class Engine:
         flush: Callable[[], None],
         on_suspect: Callable[[], None],
         meters: Meters | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
         self._forwarding = forwarding
         self._scheduler = scheduler
@@ -70,7 +88,9 @@ class Engine:
         self._meters = meters or Meters()
         self._ending = Ending(scheduler, self._meters)
         self._masking = Masking()
-        self._inbox: queue.SimpleQueue[_Submit | _Abort | _Read | _Stop] = queue.SimpleQueue()
+        self._keeping = keeping
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._drain_deadline: float | None = None
         self._failed_steps = 0
         self._next_look = float("inf")
         self._is_checked = True
@@ -87,6 +107,22 @@ class Engine:
     def read(self, request: Request, tokens: int) -> None:
         """Its reader has taken so many of its tokens by now; fewer than before says nothing new."""
         self._inbox.put(_Read(request, tokens))
+
+    def drain(self, deadline: float) -> None:
+        """Admits nothing any more, and ends what runs then (time.monotonic()). An earlier deadline wins."""
+        self._inbox.put(_Drain(deadline))
+
+    def warm(self, prompt: Ids) -> None:
+        """Computes a registered prompt into the prefix pool, between two steps."""
+        self._inbox.put(_Warm(prompt))
+
+    def seal(self) -> None:
+        """Ends the warming."""
+        self._inbox.put(_Seal())
+
+    @property
+    def is_draining(self) -> bool:
+        return self._drain_deadline is not None
 
     def stop(self) -> None:
         """Ends the loop after the present step; what still runs is answered as draining."""
@@ -170,12 +206,25 @@ class Engine:
                     self._ending.cancel(request)
                 case _Read(request, tokens):
                     _note_read(request, tokens)
+                case _Drain(deadline):
+                    self._begin_drain(deadline)
+                case _Warm(prompt):
+                    assert self._keeping is not None, "whoever asks has one"
+                    self._keeping.warm(prompt)
+                    self._is_checked = False
+                case _Seal():
+                    assert self._keeping is not None, "whoever asks has one"
+                    self._keeping.seal()
+                    self._is_checked = False
                 case _Stop():
                     return False
 
     def _accept(self, request: Request) -> None:
         if request.state is State.ENDED:
             return  # aborted on its way here
+        if self._drain_deadline is not None:
+            self._ending.fail(request, afm_pb2.FAILURE_KIND_DRAINING, _RECYCLED)
+            return
         if request.is_unbuildable:
             self._ending.fail_grammar(request)
             return
@@ -193,6 +242,11 @@ class Engine:
             return
         self._meters.requests_accepted += 1
         self._next_look = min(self._next_look, request.admitted.deadline)
+
+    def _begin_drain(self, deadline: float) -> None:
+        self._drain_deadline = min(deadline, self._drain_deadline or deadline)
+        self._next_look = min(self._next_look, self._drain_deadline)
+        self._log.info("engine.draining", in_flight=self._scheduler.running, queued=self._scheduler.queued)
 
     def _apply(self, rows: list[Row], found: Found, outcome: StepOutcome) -> None:
         failed = {id(rows[index].sequence.request) for index in outcome.failed_rows}
@@ -246,10 +300,14 @@ class Engine:
             raise PoolCorrupt(f"{self._failed_steps} steps failed one after another")
 
     def _end_overdue(self) -> None:
-        """Ends requests past their deadline, and those whose readers stall."""
+        """Ends requests past their deadline or the drain's, and those whose readers stall."""
         now = time.monotonic()
+        if self._drain_deadline is not None and self._drain_deadline <= now:
+            for request in list(self._scheduler.requests()):
+                self._ending.fail(request, afm_pb2.FAILURE_KIND_DRAINING, _RECYCLED)
         patience = STALL_WANTED_S if self._scheduler.queued else STALL_S
-        self._next_look = float("inf")
+        is_busy = self._scheduler.running + self._scheduler.queued > 0
+        self._next_look = self._drain_deadline if is_busy and self._drain_deadline is not None else float("inf")
         for request in self._scheduler.requests():
             if request.admitted.deadline <= now:
                 self._ending.fail(request, afm_pb2.FAILURE_KIND_DEADLINE, "not finished before its deadline")

@@ -23,15 +23,18 @@ from tie.afm_runtime.engine import Engine
 from tie.afm_runtime.forwarding import Forwarding, Ids
 from tie.afm_runtime.intake import Refused, Serves
 from tie.afm_runtime.link import LinkServer
-from tie.afm_runtime.meters import Meters, read_metrics
+from tie.afm_runtime.meters import Meters
+from tie.afm_runtime.orders import Orders
 from tie.afm_runtime.paging.pool import BlockPool
+from tie.afm_runtime.prefix.cache import PoolMemory
+from tie.afm_runtime.prefix.keeping import Keeping, PrefixStore
+from tie.afm_runtime.prefix.trie import Trie
 from tie.afm_runtime.replies import ResponseChannel, Sender
 from tie.afm_runtime.scheduling.limits import Limits
 from tie.afm_runtime.scheduling.scheduler import Scheduler
 from tie.afm_runtime.sequence import Request
 from tie.afm_runtime.tickets import Tickets
 from tie.api.afm.v1 import afm_pb2
-from tie.api.afm_control.v1 import afm_control_pb2
 from tie.contracts.paths import RunPaths
 from tie.servicekit import logs
 
@@ -51,6 +54,10 @@ class Attached:
     limits: Limits
     vocabulary: Vocabulary | None = None
     """For grammars; None where the bundle does not say what its tokens spell."""
+    store: PrefixStore | None = None
+    """Who keeps the prefix pool; None where nobody does."""
+    restored: tuple[Trie, PoolMemory] | None = None
+    """What an earlier runtime left there."""
 
 
 class IncomingTensors(Protocol):
@@ -79,12 +86,23 @@ class Serving:
         self._meters = Meters()
         self._pool = BlockPool(attached.block_count, attached.forwarding.zero_blocks)
         self.scheduler: Final = Scheduler(self._pool, attached.limits, attached.token_bytes)
+        self._keeping = Keeping(
+            attached.store,
+            self.scheduler,
+            self._pool,
+            attached.forwarding,
+            block_size=attached.limits.block_size,
+            resident=attached.limits.prefix_resident,
+        )
+        if attached.restored is not None:
+            self._keeping.restore(*attached.restored)
         self._engine = Engine(
             attached.forwarding,
             self.scheduler,
             self._sender.flush,
             on_suspect or (lambda: os._exit(EXIT_SUSPECT)),
             self._meters,
+            self._keeping,
         )
         self._link = LinkServer(
             paths.runtime_socket,
@@ -93,7 +111,15 @@ class Serving:
             context_length=attached.serves.longest(1),
             admitted_uids=admitted_uids,
         )
-        self._control = ControlServer(paths.runtime_control_socket, self.status, admitted_uids=control_uids)
+        orders = Orders(
+            attached.serves,
+            self._engine,
+            self._keeping,
+            meters=self._meters,
+            scheduler=self.scheduler,
+            pool=self._pool,
+        )
+        self._control = ControlServer(paths.runtime_control_socket, orders.answer, admitted_uids=control_uids)
         self._vocabulary = attached.vocabulary
         self._builders = ThreadPoolExecutor(_GRAMMAR_BUILDERS, thread_name_prefix="grammar")
         self._log = logs.logger()
@@ -132,12 +158,6 @@ class Serving:
         for name, server in (("link", self._link), ("control", self._control)):
             server.stop()
             self._threads[name].join(_JOIN_S)
-
-    def status(self) -> afm_control_pb2.StatusResponse:
-        """From any thread: numbers of this moment, each for itself."""
-        return afm_control_pb2.StatusResponse(
-            bundle_identity=self._serves.bundle_identity, metrics=read_metrics(self._meters, self.scheduler, self._pool)
-        )
 
     def _take(self, tensors: IncomingTensors, channel: ResponseChannel) -> None:
         params = intake.parse(tensors.params())

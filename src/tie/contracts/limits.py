@@ -27,7 +27,17 @@ MAX_LOGIT_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
 MAX_CHOICES: Final = 8
 MAX_EARLIER_TURNS: Final = 64
-MAX_TOOLS: Final = 128
+MAX_TOOLS: Final = 64
+MAX_TOOL_DESCRIPTION_BYTES: Final = 16 * 1024
+MAX_TOOL_SCHEMA_BYTES: Final = 64 * 1024
+MAX_TOOL_SCHEMA_DEPTH: Final = 192
+"""Of the JSON; a schema within a schema takes two levels of it, and 64 of those are read."""
+MAX_TOOL_CALLS: Final = 64
+"""Of one message."""
+MAX_TOOL_CALL_ID_BYTES: Final = 64
+MAX_ARGUMENTS_BYTES: Final = 64 * 1024
+"""Of one earlier call."""
+MAX_ARGUMENTS_DEPTH: Final = 64
 MAX_TOKENS_LIMIT: Final = 1 << 20
 MAX_PARAMS_BYTES: Final = 256 * 1024
 """A serialized GenerateParams."""
@@ -37,4 +47,5 @@ KEY_ID_BYTES: Final = 32
 KV_REQUEST_KEY_BYTES: Final = 32
 MAX_LEASE_MS: Final = 5000
 MAX_LINK_MESSAGE_BYTES: Final = 4096
-MAX_CONTROL_MESSAGE_BYTES: Final = 4096
+MAX_CONTROL_MESSAGE_BYTES: Final = 128 * 1024
+"""Of one packet: a registered prompt of 30,000 tokens and more."""

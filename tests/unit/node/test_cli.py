@@ -69,7 +69,7 @@ def test_the_metrics_of_nothing_are_a_line_that_says_so(paths: RunPaths) -> None
 def test_the_metrics_of_a_runtime_are_a_table_or_an_object(paths: RunPaths) -> None:
     paths.runtime_control_socket.parent.mkdir(parents=True, exist_ok=True)
     status = afm_control_pb2.StatusResponse(metrics=afm_control_pb2.Metrics(steps=7, model_s=0.25))
-    server = ControlServer(paths.runtime_control_socket, lambda: status)
+    server = ControlServer(paths.runtime_control_socket, lambda _: afm_control_pb2.Response(status=status))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -13,3 +13,5 @@ class Limits:
     """Sequences, not requests."""
     max_queued: int
     """Requests; half of them may be background ones."""
+    prefix_resident: int = 0
+    """Blocks of the prefix pool that may have a copy in the engine's own cache."""

@@ -24,21 +24,37 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(tie/api/afm_control/v1/afm_control.proto\x12\x16tie.api.afm_control.v1\"M\n\x07Request\x12\x37\n\x06status\x18\x01 \x01(\x0b\x32%.tie.api.afm_control.v1.StatusRequestH\x00\x42\t\n\x07request\"P\n\x08Response\x12\x38\n\x06status\x18\x01 \x01(\x0b\x32&.tie.api.afm_control.v1.StatusResponseH\x00\x42\n\n\x08response\"\x0f\n\rStatusRequest\"[\n\x0eStatusResponse\x12\x17\n\x0f\x62undle_identity\x18\x01 \x01(\x0c\x12\x30\n\x07metrics\x18\x02 \x01(\x0b\x32\x1f.tie.api.afm_control.v1.Metrics\"\x81\x05\n\x07Metrics\x12\x10\n\x08uptime_s\x18\x01 \x01(\x01\x12\x1a\n\x12queued_interactive\x18\x02 \x01(\r\x12\x19\n\x11queued_background\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x14\n\x0c\x62locks_total\x18\x05 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x06 \x01(\r\x12\x19\n\x11requests_accepted\x18\x07 \x01(\x04\x12\x18\n\x10requests_refused\x18\x08 \x01(\x04\x12\x19\n\x11requests_finished\x18\t \x01(\x04\x12\x17\n\x0frequests_failed\x18\n \x01(\x04\x12\x1a\n\x12requests_cancelled\x18\x0b \x01(\x04\x12\x18\n\x10requests_stalled\x18\x0c \x01(\x04\x12\x13\n\x0bpreemptions\x18\r \x01(\x04\x12\x15\n\rprompt_tokens\x18\x0e \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x0f \x01(\x04\x12\x17\n\x0ftokens_computed\x18\x10 \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\x11 \x01(\x04\x12\r\n\x05steps\x18\x12 \x01(\x04\x12\x14\n\x0csteps_failed\x18\x13 \x01(\x04\x12\x0c\n\x04rows\x18\x14 \x01(\x04\x12\x11\n\trows_last\x18\x15 \x01(\r\x12\x11\n\trows_most\x18\x16 \x01(\r\x12\x0e\n\x06plan_s\x18\x17 \x01(\x01\x12\x0f\n\x07model_s\x18\x18 \x01(\x01\x12\x13\n\x0bmask_wait_s\x18\x19 \x01(\x01\x12\x11\n\tdeliver_s\x18\x1a \x01(\x01\x12\r\n\x05masks\x18\x1b \x01(\x04\x12\x0e\n\x06mask_s\x18\x1c \x01(\x01\x12\x16\n\x0emask_longest_s\x18\x1d \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(tie/api/afm_control/v1/afm_control.proto\x12\x16tie.api.afm_control.v1\"\xf2\x01\n\x07Request\x12\x37\n\x06status\x18\x01 \x01(\x0b\x32%.tie.api.afm_control.v1.StatusRequestH\x00\x12\x37\n\x06warmup\x18\x02 \x01(\x0b\x32%.tie.api.afm_control.v1.WarmupRequestH\x00\x12\x33\n\x04seal\x18\x03 \x01(\x0b\x32#.tie.api.afm_control.v1.SealRequestH\x00\x12\x35\n\x05\x64rain\x18\x04 \x01(\x0b\x32$.tie.api.afm_control.v1.DrainRequestH\x00\x42\t\n\x07request\"\xba\x01\n\x08Response\x12\x38\n\x06status\x18\x01 \x01(\x0b\x32&.tie.api.afm_control.v1.StatusResponseH\x00\x12\x34\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32 .tie.api.afm_control.v1.AcceptedH\x00\x12\x32\n\x07refused\x18\x03 \x01(\x0b\x32\x1f.tie.api.afm_control.v1.RefusedH\x00\x42\n\n\x08response\"\x0f\n\rStatusRequest\"\x1f\n\rWarmupRequest\x12\x0e\n\x06tokens\x18\x01 \x03(\x05\"\r\n\x0bSealRequest\"#\n\x0c\x44rainRequest\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\r\"\n\n\x08\x41\x63\x63\x65pted\"\x1a\n\x07Refused\x12\x0f\n\x07message\x18\x01 \x01(\t\"\xc1\x01\n\x0cPrefixStatus\x12\x32\n\x05state\x18\x01 \x01(\x0e\x32#.tie.api.afm_control.v1.PrefixState\x12\x16\n\x0eprompts_warmed\x18\x02 \x01(\r\x12\x17\n\x0fprompts_waiting\x18\x03 \x01(\r\x12\x0e\n\x06\x62locks\x18\x04 \x01(\r\x12\x17\n\x0f\x62locks_left_out\x18\x05 \x01(\r\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12\x13\n\x0bis_restored\x18\x07 \x01(\x08\"\xc6\x01\n\x0eStatusResponse\x12\x17\n\x0f\x62undle_identity\x18\x01 \x01(\x0c\x12\x30\n\x07metrics\x18\x02 \x01(\x0b\x32\x1f.tie.api.afm_control.v1.Metrics\x12\x33\n\x05state\x18\x03 \x01(\x0e\x32$.tie.api.afm_control.v1.RuntimeState\x12\x34\n\x06prefix\x18\x04 \x01(\x0b\x32$.tie.api.afm_control.v1.PrefixStatus\"\x81\x05\n\x07Metrics\x12\x10\n\x08uptime_s\x18\x01 \x01(\x01\x12\x1a\n\x12queued_interactive\x18\x02 \x01(\r\x12\x19\n\x11queued_background\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x14\n\x0c\x62locks_total\x18\x05 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x06 \x01(\r\x12\x19\n\x11requests_accepted\x18\x07 \x01(\x04\x12\x18\n\x10requests_refused\x18\x08 \x01(\x04\x12\x19\n\x11requests_finished\x18\t \x01(\x04\x12\x17\n\x0frequests_failed\x18\n \x01(\x04\x12\x1a\n\x12requests_cancelled\x18\x0b \x01(\x04\x12\x18\n\x10requests_stalled\x18\x0c \x01(\x04\x12\x13\n\x0bpreemptions\x18\r \x01(\x04\x12\x15\n\rprompt_tokens\x18\x0e \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x0f \x01(\x04\x12\x17\n\x0ftokens_computed\x18\x10 \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\x11 \x01(\x04\x12\r\n\x05steps\x18\x12 \x01(\x04\x12\x14\n\x0csteps_failed\x18\x13 \x01(\x04\x12\x0c\n\x04rows\x18\x14 \x01(\x04\x12\x11\n\trows_last\x18\x15 \x01(\r\x12\x11\n\trows_most\x18\x16 \x01(\r\x12\x0e\n\x06plan_s\x18\x17 \x01(\x01\x12\x0f\n\x07model_s\x18\x18 \x01(\x01\x12\x13\n\x0bmask_wait_s\x18\x19 \x01(\x01\x12\x11\n\tdeliver_s\x18\x1a \x01(\x01\x12\r\n\x05masks\x18\x1b \x01(\x04\x12\x0e\n\x06mask_s\x18\x1c \x01(\x01\x12\x16\n\x0emask_longest_s\x18\x1d \x01(\x01*\x7f\n\x0cRuntimeState\x12\x1d\n\x19RUNTIME_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15RUNTIME_STATE_SERVING\x10\x01\x12\x1a\n\x16RUNTIME_STATE_DRAINING\x10\x02\x12\x19\n\x15RUNTIME_STATE_DRAINED\x10\x03*\xa6\x01\n\x0bPrefixState\x12\x1c\n\x18PREFIX_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11PREFIX_STATE_NONE\x10\x01\x12\x16\n\x12PREFIX_STATE_EMPTY\x10\x02\x12\x18\n\x14PREFIX_STATE_WARMING\x10\x03\x12\x17\n\x13PREFIX_STATE_SEALED\x10\x04\x12\x17\n\x13PREFIX_STATE_FAILED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tie.api.afm_control.v1.afm_control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REQUEST']._serialized_start=68
-  _globals['_REQUEST']._serialized_end=145
-  _globals['_RESPONSE']._serialized_start=147
-  _globals['_RESPONSE']._serialized_end=227
-  _globals['_STATUSREQUEST']._serialized_start=229
-  _globals['_STATUSREQUEST']._serialized_end=244
-  _globals['_STATUSRESPONSE']._serialized_start=246
-  _globals['_STATUSRESPONSE']._serialized_end=337
-  _globals['_METRICS']._serialized_start=340
-  _globals['_METRICS']._serialized_end=981
+  _globals['_RUNTIMESTATE']._serialized_start=1685
+  _globals['_RUNTIMESTATE']._serialized_end=1812
+  _globals['_PREFIXSTATE']._serialized_start=1815
+  _globals['_PREFIXSTATE']._serialized_end=1981
+  _globals['_REQUEST']._serialized_start=69
+  _globals['_REQUEST']._serialized_end=311
+  _globals['_RESPONSE']._serialized_start=314
+  _globals['_RESPONSE']._serialized_end=500
+  _globals['_STATUSREQUEST']._serialized_start=502
+  _globals['_STATUSREQUEST']._serialized_end=517
+  _globals['_WARMUPREQUEST']._serialized_start=519
+  _globals['_WARMUPREQUEST']._serialized_end=550
+  _globals['_SEALREQUEST']._serialized_start=552
+  _globals['_SEALREQUEST']._serialized_end=565
+  _globals['_DRAINREQUEST']._serialized_start=567
+  _globals['_DRAINREQUEST']._serialized_end=602
+  _globals['_ACCEPTED']._serialized_start=604
+  _globals['_ACCEPTED']._serialized_end=614
+  _globals['_REFUSED']._serialized_start=616
+  _globals['_REFUSED']._serialized_end=642
+  _globals['_PREFIXSTATUS']._serialized_start=645
+  _globals['_PREFIXSTATUS']._serialized_end=838
+  _globals['_STATUSRESPONSE']._serialized_start=841
+  _globals['_STATUSRESPONSE']._serialized_end=1039
+  _globals['_METRICS']._serialized_start=1042
+  _globals['_METRICS']._serialized_end=1683
 # @@protoc_insertion_point(module_scope)

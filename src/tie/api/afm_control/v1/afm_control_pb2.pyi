@@ -5,8 +5,11 @@ The runtime's control socket (SOCK_SEQPACKET), for the node's own processes only
 answered once, in order. Nothing here can carry what a request to the model holds.
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,23 +21,87 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _RuntimeState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RuntimeStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RuntimeState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RUNTIME_STATE_UNSPECIFIED: _RuntimeState.ValueType  # 0
+    RUNTIME_STATE_SERVING: _RuntimeState.ValueType  # 1
+    RUNTIME_STATE_DRAINING: _RuntimeState.ValueType  # 2
+    RUNTIME_STATE_DRAINED: _RuntimeState.ValueType  # 3
+    """Nothing runs or waits, and nothing will."""
+
+class RuntimeState(_RuntimeState, metaclass=_RuntimeStateEnumTypeWrapper): ...
+
+RUNTIME_STATE_UNSPECIFIED: RuntimeState.ValueType  # 0
+RUNTIME_STATE_SERVING: RuntimeState.ValueType  # 1
+RUNTIME_STATE_DRAINING: RuntimeState.ValueType  # 2
+RUNTIME_STATE_DRAINED: RuntimeState.ValueType  # 3
+"""Nothing runs or waits, and nothing will."""
+Global___RuntimeState: _TypeAlias = RuntimeState  # noqa: Y015
+
+class _PrefixState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PrefixStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PrefixState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PREFIX_STATE_UNSPECIFIED: _PrefixState.ValueType  # 0
+    PREFIX_STATE_NONE: _PrefixState.ValueType  # 1
+    """The runtime has no model owner: nothing is cached."""
+    PREFIX_STATE_EMPTY: _PrefixState.ValueType  # 2
+    """There is a pool to be warmed."""
+    PREFIX_STATE_WARMING: _PrefixState.ValueType  # 3
+    PREFIX_STATE_SEALED: _PrefixState.ValueType  # 4
+    """Kept by the owner, and served from."""
+    PREFIX_STATE_FAILED: _PrefixState.ValueType  # 5
+    """Warming or sealing went wrong: nothing is served from it, and the pool is to be reset."""
+
+class PrefixState(_PrefixState, metaclass=_PrefixStateEnumTypeWrapper): ...
+
+PREFIX_STATE_UNSPECIFIED: PrefixState.ValueType  # 0
+PREFIX_STATE_NONE: PrefixState.ValueType  # 1
+"""The runtime has no model owner: nothing is cached."""
+PREFIX_STATE_EMPTY: PrefixState.ValueType  # 2
+"""There is a pool to be warmed."""
+PREFIX_STATE_WARMING: PrefixState.ValueType  # 3
+PREFIX_STATE_SEALED: PrefixState.ValueType  # 4
+"""Kept by the owner, and served from."""
+PREFIX_STATE_FAILED: PrefixState.ValueType  # 5
+"""Warming or sealing went wrong: nothing is served from it, and the pool is to be reset."""
+Global___PrefixState: _TypeAlias = PrefixState  # noqa: Y015
+
 @_typing.final
 class Request(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STATUS_FIELD_NUMBER: _builtins.int
+    WARMUP_FIELD_NUMBER: _builtins.int
+    SEAL_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def status(self) -> Global___StatusRequest: ...
+    @_builtins.property
+    def warmup(self) -> Global___WarmupRequest: ...
+    @_builtins.property
+    def seal(self) -> Global___SealRequest: ...
+    @_builtins.property
+    def drain(self) -> Global___DrainRequest: ...
     def __init__(
         self,
         *,
         status: Global___StatusRequest | None = ...,
+        warmup: Global___WarmupRequest | None = ...,
+        seal: Global___SealRequest | None = ...,
+        drain: Global___DrainRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "request", b"request", "seal", b"seal", "status", b"status", "warmup", b"warmup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "request", b"request", "seal", b"seal", "status", b"status", "warmup", b"warmup"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["status"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["status", "warmup", "seal", "drain"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -45,18 +112,30 @@ class Response(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STATUS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def status(self) -> Global___StatusResponse: ...
+    @_builtins.property
+    def accepted(self) -> Global___Accepted:
+        """What was asked has begun; status says how far it is."""
+
+    @_builtins.property
+    def refused(self) -> Global___Refused:
+        """It does not go with the present state; nothing was done."""
+
     def __init__(
         self,
         *,
         status: Global___StatusResponse | None = ...,
+        accepted: Global___Accepted | None = ...,
+        refused: Global___Refused | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["response", b"response", "status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "refused", b"refused", "response", b"response", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["response", b"response", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "refused", b"refused", "response", b"response", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["status"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["status", "accepted", "refused"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 
@@ -78,24 +157,166 @@ class StatusRequest(_message.Message):
 Global___StatusRequest: _TypeAlias = StatusRequest  # noqa: Y015
 
 @_typing.final
+class WarmupRequest(_message.Message):
+    """Computes one registered prompt into the prefix pool. Several may be sent, one after another; taken in their order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WarmupRequest: _TypeAlias = WarmupRequest  # noqa: Y015
+
+@_typing.final
+class SealRequest(_message.Message):
+    """Keeps what was warmed: gives the trie to the model owner, which seals the pool. Ends the warming."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealRequest: _TypeAlias = SealRequest  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    """Admits nothing any more; what runs at the deadline is ended as recycled. The runtime does not end by itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    deadline_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        deadline_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class Accepted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
+
+@_typing.final
+class Refused(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Refused: _TypeAlias = Refused  # noqa: Y015
+
+@_typing.final
+class PrefixStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    PROMPTS_WARMED_FIELD_NUMBER: _builtins.int
+    PROMPTS_WAITING_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    BLOCKS_LEFT_OUT_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    IS_RESTORED_FIELD_NUMBER: _builtins.int
+    state: Global___PrefixState.ValueType
+    prompts_warmed: _builtins.int
+    """Registered prompts that were warmed, and that wait to be."""
+    prompts_waiting: _builtins.int
+    blocks: _builtins.int
+    """Blocks that the pool holds, and those for which it had no room."""
+    blocks_left_out: _builtins.int
+    digest: _builtins.bytes
+    """Of the trie: 32 bytes, once sealed."""
+    is_restored: _builtins.bool
+    """Whether it was taken over from an earlier runtime."""
+    def __init__(
+        self,
+        *,
+        state: Global___PrefixState.ValueType = ...,
+        prompts_warmed: _builtins.int = ...,
+        prompts_waiting: _builtins.int = ...,
+        blocks: _builtins.int = ...,
+        blocks_left_out: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+        is_restored: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "blocks_left_out", b"blocks_left_out", "digest", b"digest", "is_restored", b"is_restored", "prompts_waiting", b"prompts_waiting", "prompts_warmed", b"prompts_warmed", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixStatus: _TypeAlias = PrefixStatus  # noqa: Y015
+
+@_typing.final
 class StatusResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BUNDLE_IDENTITY_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     bundle_identity: _builtins.bytes
     """SHA-256 of the served bundle's manifest."""
+    state: Global___RuntimeState.ValueType
     @_builtins.property
     def metrics(self) -> Global___Metrics: ...
+    @_builtins.property
+    def prefix(self) -> Global___PrefixStatus: ...
     def __init__(
         self,
         *,
         bundle_identity: _builtins.bytes = ...,
         metrics: Global___Metrics | None = ...,
+        state: Global___RuntimeState.ValueType = ...,
+        prefix: Global___PrefixStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "prefix", b"prefix"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_identity", b"bundle_identity", "metrics", b"metrics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_identity", b"bundle_identity", "metrics", b"metrics", "prefix", b"prefix", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

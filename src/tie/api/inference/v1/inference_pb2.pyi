@@ -53,6 +53,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """max_tokens or the context is used up."""
     FINISH_REASON_GRAMMAR: _FinishReason.ValueType  # 3
     FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 4
+    """The model came to its own end after at least one complete call."""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 5
     FINISH_REASON_ERROR: _FinishReason.ValueType  # 6
 
@@ -65,6 +66,7 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens or the context is used up."""
 FINISH_REASON_GRAMMAR: FinishReason.ValueType  # 3
 FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 4
+"""The model came to its own end after at least one complete call."""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 5
 FINISH_REASON_ERROR: FinishReason.ValueType  # 6
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
@@ -151,9 +153,13 @@ class InferenceRequest(_message.Message):
     @_builtins.property
     def template_prompt(self) -> Global___TemplatePrompt: ...
     @_builtins.property
-    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]: ...
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """At most 64, with a chat only; refused where the model's bundle does not say how it writes calls."""
+
     @_builtins.property
-    def tool_choice(self) -> Global___ToolChoice: ...
+    def tool_choice(self) -> Global___ToolChoice:
+        """Absent: auto where there are tools, none where there are not."""
+
     @_builtins.property
     def constraint(self) -> Global___Constraint: ...
     @_builtins.property
@@ -234,11 +240,13 @@ class Message(_message.Message):
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     tool_call_id: _builtins.str
-    """For ROLE_TOOL: the call that this message answers."""
+    """For ROLE_TOOL: the call of an earlier message that this one answers."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]: ...
     @_builtins.property
-    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]: ...
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """For ROLE_ASSISTANT: at most 64."""
+
     def __init__(
         self,
         *,
@@ -287,8 +295,10 @@ class ToolCall(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     id: _builtins.str
+    """1 to 64 printable ASCII characters, none of them a space; once in a dialogue."""
     name: _builtins.str
     arguments_json: _builtins.str
+    """A JSON object of at most 64 KiB."""
     def __init__(
         self,
         *,
@@ -356,8 +366,11 @@ class Tool(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     PARAMETERS_JSON_SCHEMA_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """1 to 64 letters, digits, hyphens and underscores; no two tools have the same."""
     description: _builtins.str
+    """At most 16 KiB."""
     parameters_json_schema: _builtins.str
+    """Of type object, at most 64 KiB; empty: the tool takes no arguments."""
     def __init__(
         self,
         *,
@@ -382,9 +395,13 @@ class ToolChoice(_message.Message):
     REQUIRED_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     auto: _builtins.bool
+    """Text and calls in any order."""
     none: _builtins.bool
+    """Text alone; the model is told of the tools nevertheless."""
     required: _builtins.bool
+    """One call or more, and nothing else."""
     name: _builtins.str
+    """Exactly one call, of this tool."""
     def __init__(
         self,
         *,
@@ -764,9 +781,12 @@ class ToolCallDelta(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     call_index: _builtins.int
+    """Calls of a choice, counted from 0."""
     id: _builtins.str
+    """Id and name come with the first delta of a call, and with no other."""
     name: _builtins.str
     arguments_json: _builtins.str
+    """The next piece; all pieces of a call that was not cut are JSON that satisfies the tool's schema."""
     def __init__(
         self,
         *,
