@@ -86,16 +86,7 @@ class Serving:
         self._meters = Meters()
         self._pool = BlockPool(attached.block_count, attached.forwarding.zero_blocks)
         self.scheduler: Final = Scheduler(self._pool, attached.limits, attached.token_bytes)
-        self._keeping = Keeping(
-            attached.store,
-            self.scheduler,
-            self._pool,
-            attached.forwarding,
-            block_size=attached.limits.block_size,
-            resident=attached.limits.prefix_resident,
-        )
-        if attached.restored is not None:
-            self._keeping.restore(*attached.restored)
+        self._keeping = self._kept(attached)
         self._engine = Engine(
             attached.forwarding,
             self.scheduler,
@@ -111,15 +102,9 @@ class Serving:
             context_length=attached.serves.longest(1),
             admitted_uids=admitted_uids,
         )
-        orders = Orders(
-            attached.serves,
-            self._engine,
-            self._keeping,
-            meters=self._meters,
-            scheduler=self.scheduler,
-            pool=self._pool,
+        self._control = ControlServer(
+            paths.runtime_control_socket, self._orders(attached).answer, admitted_uids=control_uids
         )
-        self._control = ControlServer(paths.runtime_control_socket, orders.answer, admitted_uids=control_uids)
         self._vocabulary = attached.vocabulary
         self._builders = ThreadPoolExecutor(_GRAMMAR_BUILDERS, thread_name_prefix="grammar")
         self._log = logs.logger()
@@ -130,6 +115,29 @@ class Serving:
             "control": self._control.run,
         }
         self._threads = {name: threading.Thread(target=run, name=name, daemon=True) for name, run in runs.items()}
+
+    def _kept(self, attached: Attached) -> Keeping:
+        keeping = Keeping(
+            attached.store,
+            self.scheduler,
+            self._pool,
+            attached.forwarding,
+            block_size=attached.limits.block_size,
+            resident=attached.limits.prefix_resident,
+        )
+        if attached.restored is not None:
+            keeping.restore(*attached.restored)
+        return keeping
+
+    def _orders(self, attached: Attached) -> Orders:
+        return Orders(
+            attached.serves,
+            self._engine,
+            self._keeping,
+            meters=self._meters,
+            scheduler=self.scheduler,
+            pool=self._pool,
+        )
 
     def start(self) -> None:
         for thread in self._threads.values():

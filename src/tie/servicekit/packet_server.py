@@ -38,7 +38,7 @@ class Peers(Protocol):
 class PacketServer:
     """Listens from construction on; `run` is the thread, `stop` ends it and closes everything.
 
-    `name` begins its events in the log.
+    `name` stands in its events in the log.
     """
 
     def __init__(
@@ -52,12 +52,11 @@ class PacketServer:
         admitted_uids: Collection[int] = (),
     ) -> None:
         self._peers = peers
-        self._name = name
         self._max_bytes = max_bytes
         self._max_connections = max_connections
         self._admitted_uids = admitted_uids
         self._held: set[socket.socket] = set()
-        self._log = logs.logger()
+        self._log = logs.logger().bind(name=name)
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._listener = listen_unix(path, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
@@ -93,24 +92,24 @@ class PacketServer:
             return  # the peer went away again
         except OSError as error:
             # Out of descriptors, most likely: wait a moment instead of spinning on a readable listener.
-            self._log.error(f"{self._name}.not_accepted", errno=error.errno)
+            self._log.error("peer.not_accepted", errno=error.errno)
             time.sleep(_ACCEPT_RETRY_S)
             return
         try:
             peer = admit(connection, self._admitted_uids)
             self._open(connection)
         except NotAdmitted:
-            self._log.warning(f"{self._name}.refused", reason="uid")
+            self._log.warning("peer.refused", reason="uid")
             connection.close()
         except OSError as error:
-            self._log.warning(f"{self._name}.refused", reason="gone", errno=error.errno)
+            self._log.warning("peer.refused", reason="gone", errno=error.errno)
             connection.close()
         else:
-            self._log.debug(f"{self._name}.opened", pid=peer.pid, count=len(self._held))
+            self._log.debug("peer.opened", pid=peer.pid, count=len(self._held))
 
     def _open(self, connection: socket.socket) -> None:
         if len(self._held) >= self._max_connections:
-            self._log.warning(f"{self._name}.refused", reason="full", limit=self._max_connections)
+            self._log.warning("peer.refused", reason="full", limit=self._max_connections)
             connection.close()
             return
         connection.setblocking(False)
