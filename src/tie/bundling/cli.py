@@ -46,6 +46,13 @@ def import_command(
         typer.Option(metavar="NAME=DIR", help="A LoRA adapter in PEFT's form, and its name; may be repeated."),
     ] = None,
     release: Annotated[str, typer.Option(help="The release that this bundle is of the model.")] = "1",
+    tool_markers: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="BEGIN END", help="What opens and closes a tool call; from the chat template unless given."
+        ),
+    ] = None,
+    no_tools: Annotated[bool, typer.Option("--no-tools", help="Let the bundle serve no requests with tools.")] = False,
     sign_with: Annotated[Path | None, typer.Option(help="An Ed25519 key in PEM, instead of your own.")] = None,
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Make a bundle that only development takes.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
@@ -53,11 +60,22 @@ def import_command(
     """Make a signed bundle out of a model."""
     if sign_with is not None and unsigned:
         raise typer.BadParameter("--sign-with and --unsigned exclude each other")
+    if tool_markers is not None and no_tools:
+        raise typer.BadParameter("--tool-markers and --no-tools exclude each other")
     console = Console(stderr=True)
     with _refusals(console):
         key = None if unsigned else _key(sign_with, console)
         adapters = _adapters(adapter or ())
-        wanted = Wanted(dtype.value, kv_dtype.value if kv_dtype else None, name, release, force, adapters)
+        wanted = Wanted(
+            dtype.value,
+            kv_dtype.value if kv_dtype else None,
+            name,
+            release,
+            force,
+            adapters,
+            offers_tools=not no_tools,
+            tool_markers=tool_markers,
+        )
         _report(import_bundle(source, destination, wanted, key, console), destination, key, console)
 
 

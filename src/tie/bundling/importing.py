@@ -21,6 +21,7 @@ from tie.bundling.peft_adapter import planned_adapter
 from tie.bundling.quantise import Stored
 from tie.bundling.signing import SigningKey
 from tie.bundling.source import Source, SourceTensor
+from tie.bundling.tool_calls import tools_of
 from tie.bundling.weights_file import PlannedTensor
 from tie.bundling.writer import check_destination, write_bundle
 from tie.catalog.description import (
@@ -50,6 +51,9 @@ class Wanted:
     force: bool = False
     adapters: tuple[tuple[str, Path], ...] = ()
     """Name, and directory in PEFT's form."""
+    offers_tools: bool = True
+    """Where the chat template, or `tool_markers`, says how the model calls them."""
+    tool_markers: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,7 @@ def _described(source: Source, tensors: list[PlannedTensor], wanted: Wanted) -> 
         TokenizerDescription(tokenizer.kind, tokenizer.bos_token_id, tokenizer.add_bos, tokenizer.eos_token_ids),
         CHAT_TEMPLATE if source.chat_template is not None else None,
         KvDescription(BLOCK_SIZE_TOKENS, wanted.kv_dtype or ("f32" if dtype == "f32" else "bf16")),
+        tools_of(source.chat_template, wanted.tool_markers) if wanted.offers_tools else None,
     )
 
 

@@ -45,6 +45,7 @@ def show(inspected: Inspected, console: Console) -> None:
         table.add_row(key.replace("_", " "), text)
     for key in ("tokenizer", "templates", "kv"):
         table.add_row(key, _text(values[key]))
+    table.add_row("tools", _calls(values["tools"]))
     for name, adapter in values["adapters"].items():
         table.add_row(f"adapter {name}", _text(adapter))
     for form, counted in values["tensors"].items():
@@ -87,6 +88,7 @@ def _values(bundle: Bundle, is_stranger: bool) -> dict[str, Any]:
             "eos_token_ids": list(described.tokenizer.eos_token_ids),
         },
         "templates": list(bundle.template_ids),
+        "tools": described.tools.to_table() if described.tools is not None else None,
         "kv": {"block_size_tokens": described.kv.block_size_tokens, "dtype": described.kv.dtype},
         "tensors": _tensors(bundle),
         "adapters": {name: _adapter(bundle, name) for name in bundle.adapter_names},
@@ -112,6 +114,12 @@ def _adapter(bundle: Bundle, name: str) -> dict[str, Any]:
         "bytes": adapter.size_bytes,
         "kv_identity": bundle.adapter_kv_identity(name).hex(),
     }
+
+
+def _calls(tools: dict[str, Any] | None) -> str:
+    if tools is None:
+        return "not offered"
+    return f"{tools['format']} with {tools['name_key']} and {tools['arguments_key']}, {tools['begin']} … {tools['end']}"
 
 
 def _text(value: Any) -> str:

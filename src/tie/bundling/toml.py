@@ -20,6 +20,8 @@ def render_description(described: BundleDescription) -> bytes:
     }
     if described.chat_template is not None:
         values["chat"] = {"template": described.chat_template}
+    if described.tools is not None:
+        values["tools"] = described.tools.to_table()
     values["kv"] = {"block_size_tokens": described.kv.block_size_tokens, "dtype": described.kv.dtype}
     return _render(values, "").lstrip("\n").encode("ascii")
 

@@ -27,6 +27,7 @@ from tie.catalog.bounds import (
 )
 from tie.catalog.errors import BundleRejected
 from tie.catalog.tables import Table
+from tie.catalog.tools import ToolsDescription, parse_tools
 
 FILE: Final = "bundle.toml"
 FORMAT: Final = 1
@@ -128,6 +129,8 @@ class BundleDescription:
     tokenizer: TokenizerDescription
     chat_template: str | None
     kv: KvDescription
+    tools: ToolsDescription | None = None
+    """None where the model is not known to call any."""
 
 
 def parse_description(data: bytes, file: str = FILE) -> BundleDescription:
@@ -144,8 +147,11 @@ def parse_description(data: bytes, file: str = FILE) -> BundleDescription:
     tokenizer = _tokenizer(top.table("tokenizer"), model.vocab_size)
     chat_template = _chat(top.table("chat")) if top.has("chat") else None
     kv = _kv(top.table("kv"))
+    tools = parse_tools(top.table("tools")) if top.has("tools") else None
+    if tools is not None and chat_template is None:
+        raise top.refusal("tools", "is there, but no chat template, which alone could tell a model of tools")
     top.finish()
-    return BundleDescription(name, release, model, tokenizer, chat_template, kv)
+    return BundleDescription(name, release, model, tokenizer, chat_template, kv, tools)
 
 
 def parse_model(values: dict[str, Any], file: str = FILE) -> ModelDescription:

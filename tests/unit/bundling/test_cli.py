@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import typer
 from click.testing import Result
-from doubles.gguf_file import tiny_gguf
+from doubles.gguf_file import STRING, tiny_gguf
 from doubles.tiny_adapter import make_peft_directory, tiny_pairs
 from doubles.tiny_model import TEST_KEY, make_tiny_bundle, tiny_model
 from typer.testing import CliRunner
@@ -191,3 +191,37 @@ def test_a_damaged_bundle_is_not_shown(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr.splitlines()[-1] == "refused: tokenizer.json: does not have the SHA-256 that the manifest says"
+
+
+def test_tool_calls_are_read_off_the_template_named_or_left_out(tmp_path: Path) -> None:
+    source = tiny_gguf(tiny_model(layer_count=1))
+    source.values["tokenizer.chat_template"] = (
+        STRING,
+        '{{ tools }}<tool_call>\n{"name": 1, "arguments": 2}</tool_call>',
+    )
+    (tmp_path / "calls.gguf").write_bytes(source.to_bytes())
+    shown = {}
+    for name, options in {
+        "seen": (),
+        "left": ("--no-tools",),
+        "named": ("--tool-markers", "<|tool|>", "</tool_call>"),
+    }.items():
+        assert run("import", "calls.gguf", name, *options).exit_code == 0
+        shown[name] = json.loads(run("inspect", name, "--json").stdout)["tools"]
+    assert shown["seen"] == {
+        "format": "json",
+        "begin": "<tool_call>",
+        "end": "</tool_call>",
+        "inside": "\n",
+        "between": "\n",
+        "name_key": "name",
+        "arguments_key": "arguments",
+    }
+    assert shown["left"] is None
+    assert (shown["named"]["begin"], shown["named"]["end"]) == ("<|tool|>", "</tool_call>")
+    assert "json with name and arguments, <tool_call> … </tool_call>" in run("inspect", "seen").stdout
+    assert "not offered" in run("inspect", "left").stdout
+    both = run("import", "calls.gguf", "both", "--no-tools", "--tool-markers", "a", "b")
+    assert (both.exit_code, (tmp_path / "both").exists()) == (2, False)
+    refused = run("import", "calls.gguf", "bad", "--tool-markers", "a", " ")
+    assert (refused.exit_code, refused.stderr.count("refused: a tool marker must have")) == (1, 1)
