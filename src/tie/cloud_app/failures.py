@@ -72,8 +72,11 @@ def outcome(kind: inference_pb2.ErrorKind.ValueType) -> job_pb2.Outcome.ValueTyp
     return job_pb2.OUTCOME_INVALID_REQUEST if kind in _CALLERS_FAULT else job_pb2.OUTCOME_INTERNAL_ERROR
 
 
-def from_runtime(failure: afm_pb2.Failure) -> TieError:
-    """What the runtime says went wrong. Its texts are ours: they name fields and limits."""
+def from_runtime(failure: afm_pb2.Failure, grammar_of: str = "constraint") -> TieError:
+    """What the runtime says went wrong. Its texts are ours: they name fields and limits.
+
+    `grammar_of`: the field that the request's grammar was made of.
+    """
     match failure.kind:
         case afm_pb2.FAILURE_KIND_INVALID:
             return InvalidRequest("", f"the runtime refuses: {failure.message}")
@@ -84,7 +87,7 @@ def from_runtime(failure: afm_pb2.Failure) -> TieError:
         case afm_pb2.FAILURE_KIND_NOT_FINITE:
             return GenerationFailed("the model computed no finite number for the next token")
         case afm_pb2.FAILURE_KIND_GRAMMAR:
-            return InvalidRequest("constraint", f"the runtime refuses: {failure.message}")
+            return InvalidRequest(grammar_of, f"the runtime refuses: {failure.message}")
         case afm_pb2.FAILURE_KIND_DEADLINE:
             return DeadlinePassed("the runtime did not finish within the request's deadline")
         case afm_pb2.FAILURE_KIND_STALLED:

@@ -14,11 +14,15 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from tie.api.inference.v1 import inference_pb2
-from tie.cloud_app import constraint
+from tie.cloud_app import constraint, tools
+from tie.cloud_app.conversation import check_chat
 from tie.cloud_app.failures import ModelNotFound
 from tie.cloud_app.sampling import Sampling, check_sampling, check_token_id
+from tie.cloud_app.tools import Tools, check_tools
+from tie.constraints.call_form import CallForm
 from tie.contracts import limits
 from tie.contracts.errors import InvalidRequest, Unsupported
+from tie.prompting.chat import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +34,13 @@ class Offer:
     has_chat: bool
     template_parameters: Callable[[str], frozenset[str] | None]
     adapters: frozenset[str] = frozenset()
+    call_form: CallForm | None = None
+    """How the model writes tool calls; None where it is not known to."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ChatPrompt:
-    messages: tuple[tuple[str, str], ...]
-    """(role, text)"""
+    messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -64,6 +69,7 @@ class Request:
     is_background: bool = False
     grammar: str = ""
     """What the answer must keep to, in the runtime's form; empty for nothing."""
+    tools: Tools = tools.NONE
 
 
 def parse_request(data: bytes, offer: Offer, max_bytes: int = limits.MAX_REQUEST_BYTES) -> Request:
@@ -83,16 +89,19 @@ def parse_request(data: bytes, offer: Offer, max_bytes: int = limits.MAX_REQUEST
     _check_name(asked.adapter, "adapter", limits.MAX_NAME_BYTES)
     if asked.adapter and asked.adapter not in offer.adapters:
         raise ModelNotFound("adapter", "is none of the model's adapters")
+    prompt, offered = _prompt(asked, offer), check_tools(asked, offer.call_form)
+    constrained = constraint.compiled(asked.constraint) if asked.HasField("constraint") else ""
     return Request(
         request_id=asked.request_id,
-        prompt=_prompt(asked, offer),
+        prompt=prompt,
         sampling=check_sampling(asked.sampling, offer.vocab_size),
         stop_strings=_stop_strings(asked),
         stop_token_ids=_stop_token_ids(asked, offer.vocab_size),
         logprobs=_logprobs(asked),
         adapter=asked.adapter,
         is_background=asked.background,
-        grammar=constraint.compiled(asked.constraint) if asked.HasField("constraint") else "",
+        grammar=constrained or offered.grammar,
+        tools=offered,
     )
 
 
@@ -108,19 +117,8 @@ def _refuse_unknown(asked: inference_pb2.InferenceRequest) -> None:
 def _refuse_unimplemented(asked: inference_pb2.InferenceRequest) -> None:
     if asked.template_source:
         raise InvalidRequest("template_source", "is not taken: templates come from the model's bundle only")
-    asks = {
-        "tools": bool(asked.tools),
-        "turn": asked.HasField("turn"),
-    }
-    for name, is_asked in asks.items():
-        if is_asked:
-            raise Unsupported(name, "is not offered by this node")
-    if asked.HasField("tool_choice"):
-        choice = asked.tool_choice.WhichOneof("choice")
-        if choice is None or (choice == "none" and not asked.tool_choice.none):
-            raise InvalidRequest("tool_choice", "makes no choice")
-        if choice != "none":
-            raise Unsupported(f"tool_choice.{choice}", "is not offered by this node")
+    if asked.HasField("turn"):
+        raise Unsupported("turn", "is not offered by this node")
 
 
 def _check_name(text: str, where: str, limit: int) -> None:
@@ -145,35 +143,7 @@ def _prompt(asked: inference_pb2.InferenceRequest, offer: Offer) -> ChatPrompt |
 def _chat(chat: inference_pb2.Chat, offer: Offer) -> ChatPrompt:
     if not offer.has_chat:
         raise Unsupported("chat", "is not offered: the model's bundle has no chat template")
-    if not 1 <= len(chat.messages) <= limits.MAX_MESSAGES:
-        count = len(chat.messages)
-        raise InvalidRequest("chat.messages", f"has {count} messages, 1 to {limits.MAX_MESSAGES} are taken")
-    return ChatPrompt(tuple(_message(message, f"chat.messages[{n}]") for n, message in enumerate(chat.messages)))
-
-
-def _message(message: inference_pb2.Message, where: str) -> tuple[str, str]:
-    if message.tool_calls:
-        raise Unsupported(f"{where}.tool_calls", "is not offered by this node")
-    if message.tool_call_id:
-        raise Unsupported(f"{where}.tool_call_id", "is not offered by this node")
-    if message.role == inference_pb2.ROLE_TOOL:
-        raise Unsupported(f"{where}.role", "tool messages are not offered by this node")
-    if message.role not in _ROLES:
-        raise InvalidRequest(f"{where}.role", "is none of system, user, assistant, tool")
-    if len(message.parts) > limits.MAX_PARTS_PER_MESSAGE:
-        count = len(message.parts)
-        raise InvalidRequest(f"{where}.parts", f"has {count} parts, the limit is {limits.MAX_PARTS_PER_MESSAGE}")
-    return _ROLES[message.role], "".join(_text(part, f"{where}.parts[{n}]") for n, part in enumerate(message.parts))
-
-
-def _text(part: inference_pb2.Part, where: str) -> str:
-    match part.WhichOneof("part"):
-        case "text":
-            return part.text
-        case "image":
-            raise Unsupported(f"{where}.image", "images are not offered by this node")
-        case _:
-            raise InvalidRequest(where, "is empty: one of text, image")
+    return ChatPrompt(check_chat(chat, has_tools=offer.call_form is not None))
 
 
 def _values(prompt: inference_pb2.TemplatePrompt, offer: Offer) -> ValuesPrompt:
@@ -218,8 +188,3 @@ def _logprobs(asked: inference_pb2.InferenceRequest) -> int | None:
 
 
 _PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
-_ROLES: Final = {
-    inference_pb2.ROLE_SYSTEM: "system",
-    inference_pb2.ROLE_USER: "user",
-    inference_pb2.ROLE_ASSISTANT: "assistant",
-}

@@ -46,7 +46,7 @@ def prompt_tokens(
 def _pieces(request: Request, templates: Templates, described: TokenizerDescription) -> list[Piece]:
     match request.prompt:
         case ChatPrompt(messages):
-            return templates.render_chat(messages)
+            return templates.render_chat(messages, request.tools.offered)
         case ValuesPrompt(template_id, values):
             return templates.render_values(template_id, values)
         case RawPrompt(text):

@@ -11,15 +11,12 @@ from typing import Final
 from tie.api.afm.v1 import afm_pb2
 from tie.api.inference.v1 import inference_pb2
 from tie.api.inference.v1.inference_pb2 import InferenceResponse
-from tie.cloud_app.choices import Choice, Shown
+from tie.cloud_app.choices import Choice
+from tie.cloud_app.deltas import deltas
 from tie.cloud_app.failures import from_runtime
 from tie.cloud_app.intake import RawPrompt, Request
-from tie.cloud_app.padding import split_text
 from tie.contracts.errors import PeerError
 from tie.prompting.tokenizers import Tokenizer
-
-LOGPROBS_PER_MESSAGE: Final = 32
-"""With 20 alternatives each they fill three quarters of the largest bucket."""
 
 _REASONS: Final[Mapping[afm_pb2.FinishReason.ValueType, inference_pb2.FinishReason.ValueType]] = {
     afm_pb2.FINISH_REASON_STOP_TOKEN: inference_pb2.FINISH_REASON_STOP,
@@ -29,6 +26,7 @@ _REASONS: Final[Mapping[afm_pb2.FinishReason.ValueType, inference_pb2.FinishReas
     afm_pb2.FINISH_REASON_CANCELLED: inference_pb2.FINISH_REASON_CANCELLED,
     afm_pb2.FINISH_REASON_FAILED: inference_pb2.FINISH_REASON_ERROR,
 }
+_ENDED: Final = (afm_pb2.FINISH_REASON_STOP_TOKEN, afm_pb2.FINISH_REASON_GRAMMAR)
 
 
 class Answer:
@@ -36,6 +34,7 @@ class Answer:
 
     def __init__(self, request: Request, tokenizer: Tokenizer, prompt_token_count: int) -> None:
         self._request_id = request.request_id
+        self._grammar_of = "constraint" if request.tools.form is None else "tools"
         self._wants_logprobs = request.logprobs is not None
         self._choices = [
             Choice(
@@ -43,6 +42,7 @@ class Answer:
                 request.stop_strings,
                 min_tokens=request.sampling.min_tokens,
                 continues_text=isinstance(request.prompt, RawPrompt),
+                tools=request.tools,
             )
             for _ in range(request.sampling.n)
         ]
@@ -70,18 +70,18 @@ class Answer:
                 continue  # a stop string was found here first
             if index in finishes and finishes[index].reason == afm_pb2.FINISH_REASON_STOP_TOKEN:
                 ids = ids[:-1]
-            yield from _deltas(index, choice.take(ids, self._logprobs(run, ids)))
+            yield from deltas(index, choice.take(ids, self._logprobs(run, ids)))
             if choice.is_stopped:
                 yield from self._finish(index, inference_pb2.FINISH_REASON_STOP)
         for index, finish in finishes.items():
             if not self._choice(index).is_finished:
                 is_string = finish.reason == afm_pb2.FINISH_REASON_STOP_STRING
                 offset = finish.stop_byte_offset if is_string else None
-                yield from self._finish(index, _reason(finish), offset)
+                yield from self._finish(index, _reason(finish), offset, has_ended=finish.reason in _ENDED)
         if event.HasField("usage"):
             self._count(event.usage)
         if event.HasField("failure"):
-            raise from_runtime(event.failure)
+            raise from_runtime(event.failure, self._grammar_of)
 
     def end(self) -> Iterator[InferenceResponse]:
         """The runtime's stream has ended well. Raises PeerError when a choice has no finish."""
@@ -101,9 +101,18 @@ class Answer:
                 yield from self._finish(index, reason)
 
     def _finish(
-        self, index: int, reason: inference_pb2.FinishReason.ValueType, offset: int | None = None
+        self,
+        index: int,
+        reason: inference_pb2.FinishReason.ValueType,
+        offset: int | None = None,
+        *,
+        has_ended: bool = False,
     ) -> Iterator[InferenceResponse]:
-        yield from _deltas(index, self._choices[index].finish(offset))
+        """`has_ended`: the model itself came to an end, which after a call means that it waits for the result."""
+        choice = self._choices[index]
+        yield from deltas(index, choice.finish(offset))
+        if has_ended and choice.has_called:
+            reason = inference_pb2.FINISH_REASON_TOOL_CALLS
         yield InferenceResponse(finish=inference_pb2.Finish(index=index, reason=reason))
 
     def _choice(self, index: int) -> Choice:
@@ -138,17 +147,3 @@ def _reason(finish: afm_pb2.Finish) -> inference_pb2.FinishReason.ValueType:
     if finish.reason not in _REASONS:
         raise PeerError("the runtime finished a choice for no known reason")
     return _REASONS[finish.reason]
-
-
-def _deltas(index: int, shown: Shown) -> Iterator[InferenceResponse]:
-    """As many messages as it takes for each to fit the largest bucket."""
-    batches = [
-        shown.logprobs[n : n + LOGPROBS_PER_MESSAGE] for n in range(0, len(shown.logprobs), LOGPROBS_PER_MESSAGE)
-    ]
-    if len(batches) == 1 and len(shown.text) <= LOGPROBS_PER_MESSAGE * 16:
-        yield InferenceResponse(delta=inference_pb2.Delta(index=index, text=shown.text, logprobs=batches[0]))
-        return
-    for text in split_text(shown.text):
-        yield InferenceResponse(delta=inference_pb2.Delta(index=index, text=text))
-    for batch in batches:
-        yield InferenceResponse(delta=inference_pb2.Delta(index=index, logprobs=batch))

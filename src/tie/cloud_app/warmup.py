@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tie.catalog import Assets, BundleDescription, load_trusted_keys, open_assets
+from tie.catalog import Assets, BundleDescription, BundleRejected, load_trusted_keys, open_assets
+from tie.catalog.description import FILE
 from tie.clients.inference import InferenceClient
 from tie.clients.runtime_link import RuntimeLink
 from tie.cloud_app.intake import Offer
+from tie.constraints.call_form import CallForm, Marker
 from tie.contracts.errors import NotReady
 from tie.prompting.templates import Templates
 from tie.prompting.tokenizers import Tokenizer, load_tokenizer
@@ -50,6 +52,7 @@ def warm_up(node: NodeConfig) -> Warmed:
             templates.has_chat,
             templates.parameters,
             frozenset(assets.adapter_names),
+            call_form(described, tokenizer),
         ),
         link=link,
         client=client,
@@ -67,6 +70,26 @@ def load_templates(assets: Assets, tokenizer: Tokenizer) -> Templates:
         bos_token=tokenizer.name(bos) if bos is not None else "",
         eos_token=tokenizer.name(eos),
     )
+
+
+def call_form(described: BundleDescription, tokenizer: Tokenizer) -> CallForm | None:
+    """How the model writes tool calls. Raises BundleRejected where a marker would end the answer."""
+    tools = described.tools
+    if tools is None:
+        return None
+    begin, end = (_marker(spelling, tokenizer) for spelling in (tools.begin, tools.end))
+    for key, marker in (("begin", begin), ("end", end)):
+        if marker in described.tokenizer.eos_token_ids:
+            raise BundleRejected(FILE, f"key tools.{key} is a token that ends the answer")
+    return CallForm(tools, begin, end)
+
+
+def _marker(spelling: str, tokenizer: Tokenizer) -> Marker:
+    """The text, or a control token that no reader would see."""
+    if spelling not in tokenizer.controls.spellings:
+        return spelling
+    token_id = tokenizer.controls.id_of(spelling)
+    return spelling if tokenizer.spelling(token_id) else token_id
 
 
 def _connect(node: NodeConfig, identity: bytes) -> tuple[RuntimeLink, InferenceClient]:

@@ -24,17 +24,21 @@ from tie.constraints.lark import check as check_lark
 
 BLAME_S: Final = 0.5
 """How long the place of a fault is looked for."""
-_OPTIONS: Final[Any] = {"whitespace_flexible": False, "coerce_one_of": False, "lenient": False}
+OPTIONS: Final[Any] = {"whitespace_flexible": False, "coerce_one_of": False, "lenient": False}
 """No white space outside strings: a model that favours line breaks could add them for ever."""
 
 
 def from_json_schema(text: str) -> str:
     """Raises BadConstraint, or NotEnforceable with keyword and place."""
-    checked = schema.read(text)
+    return _bounded(schema.ROOT, try_schema(schema.read(text), schema.ROOT))
+
+
+def try_schema(checked: schema.Schema, where: str) -> str:
+    """The text form of one schema. Raises NotEnforceable with keyword and place."""
     compiled = _of_schema(checked)
     if (fault := _fault(compiled)) is not None:
-        raise NotEnforceable(_blamed(checked, time.monotonic() + BLAME_S), _said(fault))
-    return _bounded(schema.ROOT, compiled)
+        raise NotEnforceable(_blamed(checked, where, time.monotonic() + BLAME_S), _said(fault))
+    return compiled
 
 
 def from_regex(pattern: str) -> str:
@@ -42,7 +46,7 @@ def from_regex(pattern: str) -> str:
     where, size = "constraint.regex", len(pattern.encode("utf-8"))
     if not 1 <= size <= MAX_REGEX_BYTES:
         raise BadConstraint(where, f"has {size} bytes, 1 to {MAX_REGEX_BYTES} are taken")
-    return _tried(where, LLMatcher.grammar_from_regex(pattern))
+    return tried(where, LLMatcher.grammar_from_regex(pattern))
 
 
 def from_choices(choices: Sequence[str]) -> str:
@@ -54,7 +58,7 @@ def from_choices(choices: Sequence[str]) -> str:
         if not 1 <= len(choice.encode("utf-8")) <= MAX_CHOICE_BYTES:
             raise BadConstraint(f"{where}[{place}]", f"has none or more than {MAX_CHOICE_BYTES} bytes")
     rule = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-    return _tried(where, LLMatcher.grammar_from_lark(f"start: {rule}"))
+    return tried(where, LLMatcher.grammar_from_lark(f"start: {rule}"))
 
 
 def from_gbnf(text: str) -> str:
@@ -67,7 +71,7 @@ def from_gbnf(text: str) -> str:
         raise BadConstraint(where, "is not a grammar in GBNF") from None
     # The converter's own first line is the only directive that may stand there.
     check_lark(where, lark.removeprefix("%llguidance {}"))
-    return _tried(where, LLMatcher.grammar_from_lark(lark))
+    return tried(where, LLMatcher.grammar_from_lark(lark))
 
 
 def from_lark(text: str) -> str:
@@ -75,7 +79,7 @@ def from_lark(text: str) -> str:
     where = "constraint.lark"
     _check_size(where, text)
     check_lark(where, text)
-    return _tried(where, LLMatcher.grammar_from_lark(text))
+    return tried(where, LLMatcher.grammar_from_lark(text))
 
 
 def _check_size(where: str, text: str) -> None:
@@ -84,7 +88,8 @@ def _check_size(where: str, text: str) -> None:
         raise BadConstraint(where, f"has {size} bytes, 1 to {MAX_GRAMMAR_BYTES} are taken")
 
 
-def _tried(where: str, compiled: str) -> str:
+def tried(where: str, compiled: str) -> str:
+    """The same text, within the budget. Raises BadConstraint."""
     if (fault := _fault(compiled)) is not None:
         raise BadConstraint(where, _said(fault))
     return _bounded(where, compiled)
@@ -99,7 +104,7 @@ def _bounded(where: str, compiled: str) -> str:
 def _of_schema(checked: schema.Schema) -> str:
     # True and false, which the compiler does not take, as schemas that say the same.
     as_object = checked if isinstance(checked, dict) else {} if checked else {"allOf": [False]}
-    return LLMatcher.grammar_from_json_schema(as_object, overrides=_OPTIONS)
+    return LLMatcher.grammar_from_json_schema(as_object, overrides=OPTIONS)
 
 
 def _fault(compiled: str) -> str | None:
@@ -115,9 +120,9 @@ def _said(fault: str) -> str:
     return "cannot be compiled: a value of the wrong type, or words that do not go together"
 
 
-def _blamed(checked: schema.Schema, deadline: float) -> str:
+def _blamed(checked: schema.Schema, where: str, deadline: float) -> str:
     """Place of the innermost schema that does not compile by itself, as far as there is time to look for it."""
-    where, node = schema.ROOT, checked
+    node = checked
     definitions: dict[str, Any] = {}
     if isinstance(checked, dict):
         definitions = {key: checked[key] for key in ("$defs", "definitions") if key in checked}

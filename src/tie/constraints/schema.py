@@ -21,29 +21,30 @@ Schema = dict[str, Any] | bool
 _LOCAL: Final = re.compile(r"#(/(\$defs|definitions)/[^/%~]+)?")
 
 
-def read(text: str) -> Schema:
-    """The schema without what has no effect. Raises BadConstraint or NotEnforceable."""
+def read(text: str, where: str = ROOT) -> Schema:
+    """The schema without what has no effect. Raises BadConstraint or NotEnforceable; places begin with `where`."""
     data = text.encode("utf-8")
     if len(data) > MAX_SCHEMA_BYTES:
-        raise BadConstraint(ROOT, f"has {len(data)} bytes, the limit is {MAX_SCHEMA_BYTES}")
+        raise BadConstraint(where, f"has {len(data)} bytes, the limit is {MAX_SCHEMA_BYTES}")
     try:
-        parsed = strict_json.loads(ROOT, data)
+        parsed = strict_json.loads(where, data)
     except BundleRejected:
-        raise BadConstraint(ROOT, "is not JSON in which every key stands once") from None
-    return _Reader(parsed).schema(parsed, ROOT, 0)
+        raise BadConstraint(where, "is not JSON in which every key stands once") from None
+    return _Reader(parsed, where).schema(parsed, where, 0)
 
 
 class _Reader:
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, where: str) -> None:
         self._root = root
+        self._where = where
         self._nodes = 0
 
     def schema(self, node: Any, where: str, depth: int) -> Schema:
         self._nodes += 1
         if self._nodes > MAX_SCHEMA_NODES:
-            raise BadConstraint(ROOT, f"holds more than {MAX_SCHEMA_NODES} schemas")
+            raise BadConstraint(self._where, f"holds more than {MAX_SCHEMA_NODES} schemas")
         if depth > MAX_SCHEMA_DEPTH:
-            raise BadConstraint(ROOT, f"is nested deeper than {MAX_SCHEMA_DEPTH}")
+            raise BadConstraint(self._where, f"is nested deeper than {MAX_SCHEMA_DEPTH}")
         if isinstance(node, bool):
             return node
         if not isinstance(node, dict):

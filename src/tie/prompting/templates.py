@@ -11,7 +11,9 @@ from typing import Final
 
 from jinja2 import StrictUndefined, Template, TemplateError, Undefined, meta, nodes
 
+from tie.prompting import chat
 from tie.prompting.budget import MAX_STRING_CHARS, Budget
+from tie.prompting.chat import Message, Tool
 from tie.prompting.controls import Controls
 from tie.prompting.errors import TemplateFailed, TemplateOverBudget, TemplateRejected
 from tie.prompting.marking import Trusted, Twins, mark_template
@@ -136,12 +138,17 @@ class Templates:
             return None
         return self._compiled[template_id].parameters - OWN_VARIABLES
 
-    def render_chat(self, messages: Sequence[tuple[str, str]]) -> list[Piece]:
-        """(role, text) pairs, ready for the assistant's answer. Raises TemplateFailed, TemplateOverBudget."""
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Piece]:
+        """Ready for the assistant's answer. Raises TemplateFailed, TemplateOverBudget."""
         assert self._chat_template is not None, "the caller asked has_chat"
-        rows = [{"role": OurWord(role), "content": content} for role, content in messages]
-        values = {"messages": rows, "tools": None, "documents": None, "add_generation_prompt": True, **self._always}
-        return self._compiled[self._chat_template].render(values, (content for _, content in messages))
+        values = {
+            "messages": [chat.row(message, OurWord(message.role)) for message in messages],
+            "tools": chat.offered(tools),
+            "documents": None,
+            "add_generation_prompt": True,
+            **self._always,
+        }
+        return self._compiled[self._chat_template].render(values, chat.texts(messages, tools))
 
     def render_values(self, template_id: str, values: Mapping[str, str]) -> list[Piece]:
         """Raises KeyError without such a template, TemplateFailed (a value missing, too), TemplateOverBudget."""

@@ -15,6 +15,7 @@ from tie.cloud_app.failures import ModelNotFound, told
 from tie.cloud_app.intake import ChatPrompt, Offer, RawPrompt, Request, ValuesPrompt, parse_request
 from tie.contracts import limits
 from tie.contracts.errors import InvalidRequest, Unsupported
+from tie.prompting.chat import Message
 
 MARKER = "MARKER7f3a"
 OFFER = Offer("tiny", 512, True, {"greet": frozenset({"name", "tone"})}.get, frozenset({"formal", "terse"}))
@@ -54,9 +55,6 @@ def add_parts(r: pb.InferenceRequest, count: int) -> None:
 SCHEMA = json.dumps({"anyOf": [{"title": MARKER, "not": {"const": MARKER}}]})
 UNSUPPORTED: list[tuple[str, Change]] = [
     ("tools", lambda r: r.tools.add(name=MARKER)),
-    ("tool_choice.auto", tool_choice(auto=True)),
-    ("tool_choice.required", tool_choice(required=True)),
-    ("tool_choice.name", tool_choice(name=MARKER)),
     ("constraint.fragment", lambda r: setattr(r.constraint.fragment, "rules", MARKER)),
     ("constraint.json_schema.anyOf[0].not", lambda r: setattr(r.constraint, "json_schema", SCHEMA)),
     ("turn", lambda r: setattr(r.turn, "turn_id", b"x" * 16)),
@@ -226,7 +224,7 @@ def test_an_oversized_request_is_refused_unparsed() -> None:
 
 def test_defaults_are_filled_in() -> None:
     found = parse(request())
-    assert found.prompt == ChatPrompt((("user", MARKER),))
+    assert found.prompt == ChatPrompt((Message("user", MARKER),))
     assert found.logprobs is None
     wanted = found.sampling
     assert (wanted.temperature, wanted.top_p, wanted.top_k, wanted.min_p) == (1.0, 1.0, 0, 0.0)
@@ -277,7 +275,7 @@ def test_the_parts_of_a_message_are_one_text() -> None:
         r.chat.messages.add(role=pb.ROLE_SYSTEM).parts.add(text="")
 
     found = parse(request(change))
-    assert found.prompt == ChatPrompt((("user", f"{MARKER}b"), ("assistant", ""), ("system", "")))
+    assert found.prompt == ChatPrompt((Message("user", f"{MARKER}b"), Message("assistant", ""), Message("system", "")))
 
 
 def test_other_prompts_are_taken_as_they_are() -> None:

@@ -14,6 +14,7 @@ from tie.cloud_app.prompt import prompt_tokens
 from tie.cloud_app.sampling import Sampling
 from tie.contracts.errors import InvalidRequest
 from tie.prompting.byte_bpe import ByteBpe
+from tie.prompting.chat import Message
 from tie.prompting.sentence_piece import SentencePiece
 from tie.prompting.templates import Templates
 from tie.prompting.tokenizers import Tokenizer
@@ -78,7 +79,7 @@ def test_white_space_and_empty_messages_are_prompts(bpe: ByteBpe, pieces: Senten
     assert tokens(RawPrompt(" \n"), bpe) == list(bpe.encode_literal(" \n", is_start=True))
     assert tokens(RawPrompt(" "), pieces, PIECES) == [1, *pieces.encode_literal(" ", is_start=True)]
     start, end = bpe.controls.id_of("<|im_start|>"), bpe.controls.id_of("<|im_end|>")
-    found = tokens(ChatPrompt((("user", ""),)), bpe)
+    found = tokens(ChatPrompt((Message("user", ""),)), bpe)
     assert [token for token in found if token in bpe.controls.token_ids] == [start, end, start]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tie.bundling.gguf_source import open_gguf
 from tie.prompting.byte_bpe import ByteBpe
+from tie.prompting.chat import Message
 from tie.prompting.encoding import MoreThanFits, encode
 from tie.prompting.sentence_piece import SentencePiece
 from tie.prompting.templates import Templates
@@ -28,7 +29,12 @@ def test_control_ids_stand_only_where_the_template_put_them(tiny_bpe: ByteBpe) -
     start, end = tiny_bpe.controls.id_of("<|im_start|>"), tiny_bpe.controls.id_of("<|im_end|>")
     for spelling in tiny_bpe.controls.spellings:
         messages = [("system", spelling), ("user", f"{spelling}{spelling}<|im_"), ("user", f"end|>{spelling}")]
-        ids = encode(tiny_bpe, templates.render_chat(messages), bos_token_id=None, limit=4096)
+        ids = encode(
+            tiny_bpe,
+            templates.render_chat([Message(role, text) for role, text in messages]),
+            bos_token_id=None,
+            limit=4096,
+        )
         assert [token for token in ids if token in tiny_bpe.controls.token_ids] == [start, end] * 3 + [start]
         words = b"".join(map(tiny_bpe.spelling, ids)).decode()
         assert words == "\n".join(f"{role}\n{text}" for role, text in messages) + "\nassistant\n"
@@ -65,7 +71,7 @@ def test_smollm2s_chats_are_encoded_as_the_golden_ones() -> None:
     golden = json.loads((DATA / "golden" / "smollm2.json").read_text())
     assert len(golden["chats"]) >= 20
     for chat in golden["chats"]:
-        pieces = templates.render_chat([(message["role"], message["content"]) for message in chat["messages"]])
+        pieces = templates.render_chat([Message(message["role"], message["content"]) for message in chat["messages"]])
         assert encode(tokenizer, pieces, bos_token_id=1, limit=8192) == chat["prompt"]
     for row in golden_encodings("smollm2", "smollm"):
         assert list(tokenizer.encode_literal(row["text"], is_start=True)) == row["ids"]

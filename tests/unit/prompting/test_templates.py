@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tie.prompting.budget import MAX_STEPS
+from tie.prompting.chat import Message
 from tie.prompting.controls import Control, Controls
 from tie.prompting.errors import TemplateFailed, TemplateOverBudget, TemplateRejected
 from tie.prompting.templates import Piece, Templates
@@ -26,7 +27,7 @@ CHATML = (
 
 def chat(source: str, *messages: tuple[str, str], controls: Controls = CONTROLS, bos: str = "<s>") -> list[Piece]:
     templates = Templates({"chat": source}, controls, chat_template="chat", bos_token=bos, eos_token="<|im_end|>")
-    return templates.render_chat(messages or [("user", "hi")])
+    return templates.render_chat([Message(role, content) for role, content in messages or [("user", "hi")]])
 
 
 def values(source: str, **given_values: str) -> list[Piece]:
@@ -130,7 +131,7 @@ def test_a_template_that_stumbles_fails_without_quoting(source: str) -> None:
 def test_the_budget_is_fresh_for_each_rendering() -> None:
     source = f"{{% for x in range({MAX_STEPS * 2 // 5}) %}}{{% endfor %}}done"
     templates = Templates({"chat": source}, CONTROLS, chat_template="chat")
-    assert [templates.render_chat([("user", "")]) for _ in range(3)] == [["done"]] * 3
+    assert [templates.render_chat([Message("user", "")]) for _ in range(3)] == [["done"]] * 3
 
 
 def test_a_value_that_is_missing_is_refused_and_may_be_asked_for() -> None:
@@ -209,7 +210,7 @@ def test_text_out_of_the_window_of_twins_takes_another_window() -> None:
     twins = templates._compiled["chat"]._twins
     hostile = twins.mark("<|im_end|>")
     assert twins.occur_in(hostile)
-    assert templates.render_chat([("user", hostile + everything)])[5] == f"user\n{hostile}{everything}"
+    assert templates.render_chat([Message("user", hostile + everything)])[5] == f"user\n{hostile}{everything}"
     assert not templates._compiled["chat"]._twins.occur_in(hostile)
 
 
