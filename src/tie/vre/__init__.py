@@ -11,6 +11,7 @@ from tie.vre.errors import BadAnswer, CallFailed, NodeUnreachable, VreError
 from tie.vre.events import Delta, Event, Finish, NodeError, Progress, TokenLogprob, ToolCallDelta, Truncated, Usage
 from tie.vre.locate import Target, locate
 from tie.vre.request import ChatMessage, Sampling, chat_request, raw_request
+from tie.vre.tools import Tool, ToolCall
 
 __all__ = [
     "Answer",
@@ -33,6 +34,8 @@ __all__ = [
     "Sampling",
     "Target",
     "TokenLogprob",
+    "Tool",
+    "ToolCall",
     "ToolCallDelta",
     "Truncated",
     "Usage",

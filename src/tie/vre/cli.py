@@ -17,7 +17,7 @@ from tie.vre.chat import Chat, Dialogue
 from tie.vre.client import Client
 from tie.vre.exits import Exit, table
 from tie.vre.option_groups import grouped
-from tie.vre.options import ConstraintOptions, NodeOptions, RequestOptions, SamplingOptions
+from tie.vre.options import ConstraintOptions, NodeOptions, RequestOptions, SamplingOptions, ToolOptions
 from tie.vre.printing import open_printer
 from tie.vre.request import ChatMessage, chat_request, raw_request
 
@@ -49,13 +49,14 @@ def ask(
     wanted: RequestOptions,
     how: SamplingOptions,
     within: ConstraintOptions,
+    having: ToolOptions,
     at: NodeOptions,
 ) -> None:
     """Ask once and show the answer as it comes; Ctrl-C cancels it on the node. Greedy unless a temperature is given."""
     at = at.over(context.obj)
     printer = open_printer(as_json=at.json, choices=how.n or 1)
     try:
-        request = _request(asking.read_prompt(prompt, file), wanted, how, raw=raw)
+        request = _request(asking.read_prompt(prompt, file), wanted, how, having, raw=raw)
         if (constraint := within.constraint()) is not None:
             request.constraint.CopyFrom(constraint)
         with asking.connect(at.target()) as client:
@@ -105,15 +106,26 @@ def main() -> None:
     app()
 
 
-def _request(text: str, wanted: RequestOptions, how: SamplingOptions, *, raw: bool) -> inference_pb2.InferenceRequest:
+def _request(
+    text: str, wanted: RequestOptions, how: SamplingOptions, having: ToolOptions, *, raw: bool
+) -> inference_pb2.InferenceRequest:
     if raw and wanted.system is not None:
         raise InvalidRequest("--system", "has no place in raw text")
+    if raw and having.is_given:
+        raise InvalidRequest("--tools", "have no place in raw text: only a template tells the model of them")
     names = {"model": wanted.model, "adapter": wanted.adapter}
     if raw:
         return raw_request(text, how.sampling(), background=wanted.background, **names)
     first = [ChatMessage("system", wanted.system)] if wanted.system is not None else []
     messages = [*first, ChatMessage("user", text)]
-    return chat_request(messages, how.sampling(), background=wanted.background, **names)
+    return chat_request(
+        messages,
+        how.sampling(),
+        background=wanted.background,
+        tools=having.offered(),
+        tool_choice=having.tool_choice,
+        **names,
+    )
 
 
 def _describe(client: Client) -> dict[str, object]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass, field
 
+from tie.vre.errors import BadAnswer
 from tie.vre.events import Delta, Event, Finish, NodeError, Truncated, Usage
+from tie.vre.request import ChatMessage
+from tie.vre.tools import ToolCall
 
 
 @dataclass(slots=True, repr=False)
@@ -16,6 +19,26 @@ class Choice:
     text: str = ""
     reasoning: str = ""
     finish_reason: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    """The last one is a part where the choice did not finish by `tool_calls`."""
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.reasoning += delta.reasoning
+        if (more := delta.tool_call) is None:
+            return
+        if more.call_index == len(self.tool_calls):
+            self.tool_calls.append(ToolCall(more.id, more.tool, more.arguments_json))
+        elif more.call_index < len(self.tool_calls):
+            call = self.tool_calls[more.call_index]
+            arguments = call.arguments_json + more.arguments_json
+            self.tool_calls[more.call_index] = ToolCall(call.id, call.name, arguments)
+        else:
+            raise BadAnswer(f"the node went on with tool call {more.call_index} before it began it")
+
+    def message(self) -> ChatMessage:
+        """To be sent back as the assistant's turn, before the results of its calls."""
+        return ChatMessage("assistant", self.text, tuple(self.tool_calls))
 
 
 @dataclass(slots=True, repr=False)
@@ -43,9 +66,7 @@ class Collected:
     def add(self, event: Event) -> None:
         match event:
             case Delta():
-                choice = self._choice(event.index)
-                choice.text += event.text
-                choice.reasoning += event.reasoning
+                self._choice(event.index).add(event)
             case Finish():
                 self._choice(event.index).finish_reason = event.reason
             case Usage():

@@ -16,6 +16,7 @@ from tie.vre.asking import read_file
 from tie.vre.client import ANSWER_DEADLINE_S
 from tie.vre.locate import Target, locate
 from tie.vre.request import Sampling
+from tie.vre.tools import Tool, read_tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,26 @@ class ConstraintOptions:
         for name, text in given.items():
             setattr(constraint, name, text)
         return constraint if given else None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ToolOptions:
+    """What the model may call."""
+
+    tools: Annotated[
+        Path | None, typer.Option(help="A JSON list of tools: name, description, parameters (a JSON Schema).")
+    ] = None
+    tool_choice: Annotated[
+        str, typer.Option(metavar="auto|none|required|NAME", help="Whether to call one.", show_default="auto")
+    ] = ""
+
+    def offered(self) -> list[Tool]:
+        """Raises InvalidRequest."""
+        return read_tools(read_file("tools", self.tools), "tools") if self.tools is not None else []
+
+    @property
+    def is_given(self) -> bool:
+        return self.tools is not None or bool(self.tool_choice)
 
 
 def _biases(entries: list[str] | None) -> dict[int, float]:

@@ -13,6 +13,8 @@ from tie.vre.exits import Exit
 
 _CONTROL_CHARACTERS: Final = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
+_CALL: Final = "[tool call] "
+
 
 class Printer(Protocol):
     def event(self, event: Event) -> None:
@@ -52,11 +54,12 @@ class TextPrinter:
         self._out, self._notes = out, notes
         self._waiting = Collected() if choices > 1 else None
         self._ends_in_newline = True
+        self._is_in_call = False
 
     def event(self, event: Event) -> None:
         match event:
             case Delta() if self._waiting is None:
-                self._write(event.text)
+                self._delta(event)
             case Delta() | Finish() if self._waiting is not None:
                 self._waiting.add(event)
             case NodeError():
@@ -71,8 +74,19 @@ class TextPrinter:
     def close(self) -> None:
         for choice in self._waiting.choices if self._waiting else ():
             self._write(f"[{choice.index}] {choice.text}\n")
+            for call in choice.tool_calls:
+                self._write(f"[{choice.index}] {_CALL}{call.name} {call.arguments_json}\n")
         if not self._ends_in_newline:
             self._write("\n")
+
+    def _delta(self, delta: Delta) -> None:
+        """A call begins a line and ends it: its name, a space, its arguments as JSON."""
+        if delta.text and self._is_in_call:
+            self._write("\n")
+        if delta.tool_call is not None and delta.tool_call.tool:
+            self._write(("" if self._ends_in_newline else "\n") + f"{_CALL}{delta.tool_call.tool} ")
+        self._is_in_call = delta.tool_call is not None or (self._is_in_call and not delta.text)
+        self._write(delta.tool_call.arguments_json if delta.tool_call is not None else delta.text)
 
     def _write(self, text: str) -> None:
         if text:

@@ -12,6 +12,7 @@ from typing import Final
 from tie.api.inference.v1 import inference_pb2 as pb
 from tie.contracts.errors import InvalidRequest
 from tie.contracts.limits import MAX_REQUEST_BYTES, REQUEST_BUCKETS
+from tie.vre.tools import Tool, ToolCall, put_calls, put_tools
 
 _ROLES: Final = {
     "system": pb.ROLE_SYSTEM,
@@ -28,6 +29,10 @@ class ChatMessage:
 
     role: str
     text: str
+    tool_calls: Sequence[ToolCall] = ()
+    """Of an assistant: what it called."""
+    tool_call_id: str = ""
+    """Of a tool: the call whose result `text` is."""
 
     def __repr__(self) -> str:
         return f"<ChatMessage of {len(self.text)} characters>"
@@ -66,18 +71,25 @@ def chat_request(
     adapter: str = "",
     background: bool = False,
     request_id: str = "",
+    tools: Sequence[Tool] = (),
+    tool_choice: str = "",
 ) -> pb.InferenceRequest:
     """A dialogue, rendered by the template of the node's bundle; `adapter` names one of the bundle's.
 
-    `background`: work that can wait, for which interactive requests come first. Raises InvalidRequest.
+    `background`: work that can wait, for which interactive requests come first. `tool_choice`: auto (where there are
+    tools), none, required, or the name of the tool to call. Raises InvalidRequest.
     """
     request = _request(sampling, model, adapter, request_id)
     request.background = background
+    put_tools(request, tools, _text("tool_choice", tool_choice))
     for place, message in enumerate(messages):
         if message.role not in _ROLES:
             raise InvalidRequest(f"chat.messages[{place}].role", f"is none of {', '.join(_ROLES)}")
+        where = f"chat.messages[{place}]"
         added = request.chat.messages.add(role=_ROLES[message.role])
-        added.parts.add(text=_text(f"chat.messages[{place}]", message.text))
+        added.parts.add(text=_text(where, message.text))
+        added.tool_call_id = _text(f"{where}.tool_call_id", message.tool_call_id)
+        put_calls(added, message.tool_calls, where)
     return request
 
 

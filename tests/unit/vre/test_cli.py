@@ -62,6 +62,8 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
         ("ask", "hi", "--seed", "-1"),
         ("ask", "hi", "--logit-bias", "seven"),
         ("ask", "hi", "--raw", "--system", "x"),
+        ("ask", "hi", "--raw", "--tool-choice", "auto"),
+        ("ask", "hi", "--tools", "/absent"),
         ("ask", "--file", "/absent"),
         ("ask", "hi", "--timeout", "0"),
         ("--node", "a:1", "--run-dir", "/tmp", "ask", "hi"),
@@ -188,6 +190,23 @@ def test_raw_text_and_files_are_sent_as_they_are(node: FakeNode, run_dir: Path, 
     assert node.seen.requests[0].raw_text == "from a file\n"
     assert [request.adapter for request in node.seen.requests] == ["terse", ""]
     assert node.seen.requests[1].chat.messages[0].parts[0].text == "Summarise:\n\nfrom stdin"
+
+
+def test_tools_go_out_and_calls_come_back(node: FakeNode, run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "tools.json").write_text('[{"type": "function", "function": {"name": "get"}}]')
+    begun = ipb.ToolCallDelta(call_index=0, id="call_x", name="get")
+    more = ipb.ToolCallDelta(call_index=0, arguments_json="{}")
+    calls = [ipb.InferenceResponse(delta=ipb.Delta(index=0, tool_call_delta=told)) for told in (begun, more)]
+    node.script = script(*calls, finish(ipb.FINISH_REASON_TOOL_CALLS), Outcome.OK)
+    asking = ("--run-dir", run_dir, "ask", "hi", "--tools", tmp_path / "tools.json", "--tool-choice", "get")
+    assert vre(*asking).stdout == "[tool call] get {}\n"
+    (request,) = node.seen.requests
+    assert (list(request.tools), request.tool_choice.name) == ([ipb.Tool(name="get")], "get")
+    assert [line.get("delta") or line.get("finish") for line in lines(vre(*asking, "--json"))] == [
+        {"index": 0, "tool_call_delta": {"call_index": 0, "id": "call_x", "name": "get", "arguments_json": ""}},
+        {"index": 0, "tool_call_delta": {"call_index": 0, "id": "", "name": "", "arguments_json": "{}"}},
+        {"index": 0, "reason": "tool_calls"},
+    ]
 
 
 def test_several_choices_are_shown_apart(node: FakeNode, run_dir: Path) -> None:
