@@ -55,12 +55,35 @@ class RunPaths:
         return self.root / "afm" / "control.sock"
 
     @property
+    def probe_socket(self) -> Path:
+        return self.root / "probe" / "probe.sock"
+
+    @property
+    def owner_socket(self) -> Path:
+        """For runtimes."""
+        return self.root / "owner" / "owner.sock"
+
+    @property
+    def owner_admin_socket(self) -> Path:
+        """For the controller."""
+        return self.root / "owner-admin" / "admin.sock"
+
+    @property
+    def gpu_health_socket(self) -> Path:
+        return self.root / "gpu" / "health.sock"
+
+    @property
+    def controller_socket(self) -> Path:
+        """For operators."""
+        return self.root / "operator" / "controller.sock"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 
     def directories(self) -> tuple[Path, ...]:
         """What must exist before any process starts, outermost first."""
-        names = ("cloudboard", "keys", "app", "afm", "logs")
+        names = ("cloudboard", "keys", "app", "afm", "probe", "owner", "owner-admin", "gpu", "operator", "logs")
         return (self.root, *(self.root / name for name in names))
 
 

@@ -14,7 +14,9 @@ from tie.contracts.errors import ConfigError
 from tie.contracts.paths import RunPaths
 
 T = TypeVar("T")
-SECTIONS: Final = frozenset({"node", "cloudboardd", "cloud_app", "afm_runtime"})
+SECTIONS: Final = frozenset(
+    {"node", "cloudboardd", "cloud_app", "afm_runtime", "model_owner", "status_probe", "gpuhealthd", "controllerd"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""`tie-controllerd`: decides when the node serves, recycles and rests."""

@@ -1,0 +1,1 @@
+"""`gpuhealthd`: watches the GPUs and says whether they can be trusted with work."""

@@ -1,0 +1,1 @@
+"""`tie-model-owner`: keeps weights and the prefix pool while runtimes come and go."""

@@ -1,0 +1,1 @@
+"""`tiectl`: what an operator sees of a node and may ask of it."""
